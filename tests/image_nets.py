@@ -8,14 +8,14 @@ import math
 
 import numpy as np
 
-from tests.random_nets import Draw
+from tests.random_nets import Draw, grown
 
 import mxnet as mx
 from mxnet import gluon, nd
 from mxnet.gluon import nn
 
 MOST_VALUES = 30000  # of one tensor
-SMALLEST, LARGEST = 0.05, 20.0  # root mean squares of a tensor
+SIZES = 0.05, 20.0  # root mean squares of a tensor
 
 
 class ImageNet(gluon.HybridBlock):
@@ -55,26 +55,12 @@ class ImageNet(gluon.HybridBlock):
         arrays = [self.made[k] for k in inputs]
         if any(x.ndim != 4 for x in arrays):
             return
-        with self.name_scope():
-            function, blocks = maker(self.draw, *arrays)
-            for block in blocks:
-                block.initialize(mx.init.Xavier(magnitude=2.5))
-        if function is None:
-            return
-        try:
-            with mx.autograd.train_mode():
-                made = function(nd, *arrays)
-            values = made.asnumpy()
-        except (mx.MXNetError, ValueError, AssertionError):
-            return  # a kernel larger than the image, or two shapes that do not fit
-        size = float(np.sqrt(np.mean(values.astype("f8") ** 2))) if values.size else 0.0
-        if not (0 < values.size <= MOST_VALUES and SMALLEST <= size <= LARGEST):
-            return
-        for block in blocks:
-            self.register_child(block)
-        self.steps.append((function, inputs))
-        self.names.append(f"{name}{inputs}")
-        self.made.append(made)
+        make = lambda: maker(self.draw, *arrays)  # noqa: E731
+        function, made = grown(self, make, arrays, MOST_VALUES, SIZES)
+        if made is not None:
+            self.steps.append((function, inputs))
+            self.names.append(f"{name}{inputs}")
+            self.made.append(made)
 
 
 STEPS = []

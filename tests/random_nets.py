@@ -13,7 +13,7 @@ from mxnet import gluon, nd
 from mxnet.gluon import nn
 
 MOST_VALUES = 20000  # of one tensor
-SMALLEST, LARGEST = 0.02, 50.0  # root mean squares of a tensor
+SIZES = 0.02, 50.0  # root mean squares of a tensor
 
 
 class RandomNet(gluon.HybridBlock):
@@ -54,26 +54,36 @@ class RandomNet(gluon.HybridBlock):
 
     def _append(self, name, make, x):
         """Add a step and return its output, or None where it cannot be."""
-        with self.name_scope():
-            step, blocks = make()
-            if step is None:
-                return None
-            for block in blocks:
-                block.initialize(mx.init.Xavier(magnitude=2.5))
-        try:
-            with mx.autograd.train_mode():
-                made = step(nd, x)
-            values = made.asnumpy()
-        except (mx.MXNetError, ValueError, AssertionError):
-            return None  # a kernel larger than the image
-        size = float(np.sqrt(np.mean(values.astype("f8") ** 2))) if values.size else 0.0
-        if not (0 < values.size <= MOST_VALUES and SMALLEST <= size <= LARGEST):
-            return None
-        for block in blocks:
-            self.register_child(block)
-        self.steps.append(step)
-        self.names.append(name)
+        step, made = grown(self, make, [x], MOST_VALUES, SIZES)
+        if made is not None:
+            self.steps.append(step)
+            self.names.append(name)
         return made
+
+
+def grown(net, make, arrays, most, sizes):
+    """Add the blocks of a step to a net; return the step and its result, None where it cannot be.
+
+    The result has to have at most so many values, whose root mean square has such a size.
+    """
+    with net.name_scope():
+        step, blocks = make()
+        if step is None:
+            return None, None
+        for block in blocks:
+            block.initialize(mx.init.Xavier(magnitude=2.5))
+    try:
+        with mx.autograd.train_mode():
+            made = step(nd, *arrays)
+        values = made.asnumpy()
+    except (mx.MXNetError, ValueError, AssertionError):
+        return None, None  # a kernel larger than the image, or two shapes that do not fit
+    size = float(np.sqrt(np.mean(values.astype("f8") ** 2))) if values.size else 0.0
+    if not (0 < values.size <= most and sizes[0] <= size <= sizes[1]):
+        return None, None
+    for block in blocks:
+        net.register_child(block)
+    return step, made
 
 
 def _signs(F, x):

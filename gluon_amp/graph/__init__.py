@@ -13,6 +13,7 @@ from gluon_amp.graph.attributes import (
 from gluon_amp.graph.symbol_json import (
     CASTS,
     MX_DTYPE_CODES,
+    NUMPY_NAMES,
     edge_dtypes,
     from_json,
     needed,
@@ -29,6 +30,7 @@ __all__ = [
     "BLOCK_ATTR",
     "CASTS",
     "MX_DTYPE_CODES",
+    "NUMPY_NAMES",
     "OWN_ATTRS",
     "PINNED_ATTR",
     "ROUNDING_ATTR",

@@ -25,22 +25,12 @@ OWN_ATTRS = (BLOCK_ATTR, ACCUMULATE_ATTR, ROUNDING_ATTR, PINNED_ATTR)
 
 
 class Rounding(NamedTuple):
-    """How a product of a format for study is rounded.
+    """How a product of a format for study is rounded."""
 
-    Attributes
-    ----------
-    key : str
-        The product's name among those of its net, the same in all traces.
-    compute, gradients : str
-        The formats of the operands, and of the gradient of the result.
-    wide : tuple of str
-        The directions, as in `policy.study.DIRECTIONS`, in which the product stays in float32.
-    """
-
-    key: str
-    compute: str
-    gradients: str
-    wide: Tuple[str, ...]
+    key: str  # the product's name among those of its net, the same in all traces
+    compute: str  # the format of the operands
+    gradients: str  # and of the gradient of the result
+    wide: Tuple[str, ...]  # the directions, as in `policy.study`, in which it stays in float32
 
     def to_text(self) -> str:
         return json.dumps(self)

@@ -21,18 +21,8 @@ Entry = list  # a tensor: the number of its node, its number among the outputs, 
 def derivative(symbol: mx.sym.Symbol, by: str, shapes: Dict[str, tuple]) -> mx.sym.Symbol:
     """Return the gradient of the sum of all outputs of a graph by one of its variables.
 
-    Parameters
-    ----------
-    symbol : Symbol
-    by : str
-        Name of the variable.
-    shapes : dict of str to tuple
-        Shapes of the graph's data.
-
-    Raises
-    ------
-    ValueError
-        The variable reaches an operator that has no rule, or it reaches no output.
+    `shapes` are those of the graph's data. A ValueError says which operator has no rule, or that
+    the variable reaches no output.
     """
     graph = to_json(symbol)
     nodes = graph["nodes"]

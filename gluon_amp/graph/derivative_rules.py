@@ -8,7 +8,7 @@ ones, or of none where the operator's attributes are not supported.
 import math
 from typing import Callable
 
-from gluon_amp.graph.symbol_json import tuple_of
+from gluon_amp.graph.symbol_json import NUMPY_NAMES, tuple_of
 
 
 def _slope(slope: Callable) -> Callable:
@@ -329,43 +329,7 @@ RULES = {
     "transpose": _transposed,
 }
 
-# Operators of `mx.np` that do the same
-RULES.update(
-    {
-        numpy: RULES[name]
-        for numpy, name in {
-            "_np_copy": "_copy",
-            "_np_dot": "dot",
-            "_np_reshape": "Reshape",
-            "_np_squeeze": "squeeze",
-            "_np_transpose": "transpose",
-            "_npi_absolute": "abs",
-            "_npi_add": "broadcast_add",
-            "_npi_add_scalar": "_plus_scalar",
-            "_npi_concatenate": "Concat",
-            "_npi_exp": "exp",
-            "_npi_log": "log",
-            "_npi_mean": "mean",
-            "_npi_multiply": "broadcast_mul",
-            "_npi_multiply_scalar": "_mul_scalar",
-            "_npi_negative": "negative",
-            "_npi_power_scalar": "_power_scalar",
-            "_npi_rsubtract_scalar": "_rminus_scalar",
-            "_npi_rtrue_divide_scalar": "_rdiv_scalar",
-            "_npi_sqrt": "sqrt",
-            "_npi_square": "square",
-            "_npi_subtract": "broadcast_sub",
-            "_npi_subtract_scalar": "_minus_scalar",
-            "_npi_tanh": "tanh",
-            "_npi_true_divide": "broadcast_div",
-            "_npi_true_divide_scalar": "_div_scalar",
-            "_np_sum": "sum",
-            "_npx_relu": "relu",
-            "_npx_reshape": "Reshape",
-            "_npx_sigmoid": "sigmoid",
-        }.items()
-    }
-)
+RULES.update({name: RULES[same] for name, same in NUMPY_NAMES.items()})
 
 # Operators whose gradient is zero
 STOPS = frozenset(

@@ -77,14 +77,9 @@ def prepare(contexts: Iterable[mx.Context] = ()) -> None:
     """Load the library, and build it if necessary, before the first operator needs it.
 
     Everything calls this that begins a computation in low precision: casts, trainers, optimizers.
-    It decides once in a process. A build takes a minute or two; a warning says so. Another warning
-    says why the library is not available. Other threads wait.
-
-    Parameters
-    ----------
-    contexts : iterable of Context
-        The devices, which need the library if one is a CPU. If it is empty, they are unknown, and
-        the library is not built on a machine with a GPU.
+    It decides once in a process, while other threads wait. Warnings announce a build, and say why
+    the library is not available. One of the devices has to be a CPU. If they are unknown (none),
+    the library is not built on a machine with a GPU.
     """
     with _deciding:
         if not _decided and _needed(list(contexts)):
@@ -136,15 +131,8 @@ def load(path: Path) -> ctypes.CDLL:
 
     The operators are registered when MXNet runs none: the engine is idle, and this thread holds
     the GIL, without which no other Python thread can call MXNet. While that cannot be had, this
-    thread releases the GIL again and again, since a custom operator needs it to end.
-
-    Raises
-    ------
-    BuildError
-        MXNet does not accept the operators, or other threads have called MXNet for `PATIENCE`
-        seconds without a pause.
-    MXNetError
-        An operator that the user called before has failed, as `mx.nd.waitall` raises it.
+    thread releases the GIL again and again, since a custom operator needs it to end. An operator
+    of the user that failed before raises its MXNetError here, as in `mx.nd.waitall`.
     """
     register = ctypes.PyDLL(str(path)).gluon_amp_register  # unlike CDLL, it keeps the GIL
     message = ctypes.create_string_buffer(1000)

@@ -22,16 +22,6 @@ logger = logging.getLogger("gluon_amp")
 
 SOURCES = Path(__file__).with_name("src")
 
-# Files with loops, each compiled for every instruction set
-KERNELS = (
-    "kernels",
-    "depthwise_kernels",
-    "moves_kernels",
-    "norm_kernels",
-    "pointwise_kernels",
-    "pooling_kernels",
-)
-
 COMPILERS = ("g++", "c++", "clang++")
 
 # Without contraction to fused multiply-adds, all instruction sets and MXNet compute the same bits.
@@ -46,6 +36,7 @@ MXNET_MACROS = {
     "MSHADOW_USE_MKL": 0,
     "MSHADOW_USE_SSE": 0,
     "MXNET_USE_CUDA": 0,
+    "MXNET_USE_MKLDNN": 1,
 }
 
 # Matches the line with the reason of a failure; the compiler's last line only says that the linker
@@ -72,7 +63,7 @@ def source_digest() -> str:
     """Return a digest of the sources, the compiler's options and the installed MXNet."""
     contents = [path.read_bytes() for path in sorted(SOURCES.glob("*.*"))]
     size = os.path.getsize(mxnet_library())
-    options = [mx.__version__, platform.machine(), str(size), str(_macros()), str(FLAGS)]
+    options = [mx.__version__, platform.machine(), str(size), str(MXNET_MACROS), str(FLAGS)]
     return _short_hash(b"\0".join(contents) + "\0".join(options).encode())
 
 
@@ -83,11 +74,6 @@ def _short_hash(content: bytes) -> str:
 def mxnet_library() -> str:
     """Return the path of libmxnet.so."""
     return mx.libinfo.find_lib_path()[0]
-
-
-def _macros() -> Dict[str, int]:
-    onednn = mx.runtime.Features().is_enabled("MKLDNN")
-    return {**MXNET_MACROS, "MXNET_USE_MKLDNN": int(onednn)}
 
 
 def _instruction_sets() -> Dict[str, List[str]]:
@@ -101,19 +87,17 @@ def _instruction_sets() -> Dict[str, List[str]]:
 def build(command: List[str], path: Path) -> None:
     """Compile and link the library; the object files are written to the folder of `path`."""
     include = mx.libinfo.find_include_path()
-    headers = [f"-D{name}={value}" for name, value in _macros().items()]
+    headers = [f"-D{name}={value}" for name, value in MXNET_MACROS.items()]
     # -isystem suppresses the warnings in MXNet's headers.
     headers += ["-isystem", include, "-isystem", os.path.join(include, "mkldnn")]
     units = {
         # -O2 would take half as long again to compile, and only the kernels benefit.
         "library": ["-O1", "-fopenmp", *headers, str(SOURCES / "library.cc")],
         "dispatch": ["-O1", str(SOURCES / "dispatch.cc")],
+        "onednn": ["-O1", *headers, str(SOURCES / "onednn.cc")],
     }
-    if _macros()["MXNET_USE_MKLDNN"]:
-        units["onednn"] = ["-O1", *headers, str(SOURCES / "onednn.cc")]
     for name, flags in _instruction_sets().items():
-        for kernels in KERNELS:
-            units[f"{kernels}_{name}"] = ["-O3", *flags, str(SOURCES / f"{kernels}.cc")]
+        units[f"kernels_{name}"] = ["-O3", *flags, str(SOURCES / "kernels.cc")]
     objects = [str(path.with_name(f"{name}.o")) for name in units]
     run_all(
         [*command, *FLAGS, *flags, "-c", "-o", target]
@@ -142,13 +126,8 @@ def run_all(
 ) -> List[str]:
     """Run commands, one for each core at a time, and return what they print.
 
-    If one fails, the others are killed or not started.
-
-    Raises
-    ------
-    BuildError
-        A command cannot be run, fails, or takes longer than `timeout` seconds. The message names
-        `what` failed (by default the command) and its first error.
+    If one fails or takes longer than `timeout` seconds, the others are killed or not started. The
+    BuildError names `what` failed (by default the command) and its first error.
     """
     running: List[subprocess.Popen] = []
 

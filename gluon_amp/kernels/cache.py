@@ -38,14 +38,7 @@ _REMEDY = "set XDG_CACHE_HOME to a folder of your own"
 
 
 def folder(create: bool = True) -> Path:
-    """Return the folder for libraries; create it if necessary, and check that it is safe.
-
-    Raises
-    ------
-    BuildError
-        Another user could change its contents, or it cannot be created, or it does not exist and
-        `create` is false.
-    """
+    """Return the folder for libraries, in which no other user can change anything."""
     # Symbolic links are resolved once, since they could be redirected later.
     place = Path(os.path.realpath(os.path.join(home(), "gluon_amp")))
     try:
@@ -69,13 +62,7 @@ def folder(create: bool = True) -> Path:
 
 
 def home() -> str:
-    """Return the folder for the user's caches, as the XDG Base Directory Specification has it.
-
-    Raises
-    ------
-    BuildError
-        The user has no home folder.
-    """
+    """Return the folder for the user's caches, as the XDG Base Directory Specification has it."""
     variable = os.environ.get("XDG_CACHE_HOME", "")
     if os.path.isabs(variable):  # the specification ignores a relative one
         return variable

@@ -38,13 +38,7 @@ def find() -> Optional[Path]:
 
 
 def find_or_build() -> Path:
-    """Return the path of an intact library that works here; build it if there is none.
-
-    Raises
-    ------
-    BuildError
-        There is none and none can be built; the message is one line that says why.
-    """
+    """Return the path of an intact library that works here; build it if there is none."""
     folder = cache.folder()
     cached = cache.CachedLibrary(folder / _file_name())
     if cached.intact() and cached.worked_here():
@@ -87,17 +81,13 @@ def _file_name() -> str:
         raise BuildError("they are built on Linux only")
     if mx.__version__ != MXNET_VERSION:
         raise BuildError(f"they are for MXNet {MXNET_VERSION}, and this is {mx.__version__}")
+    if not mx.runtime.Features().is_enabled("MKLDNN"):
+        raise BuildError("they call oneDNN, and this MXNet was compiled without it")
     return f"native-{build.source_digest()}.so"
 
 
 def try_in_subprocess(path: Path) -> None:
-    """Use a library in a separate process, since it may crash (see src/nnvm_binary.h).
-
-    Raises
-    ------
-    BuildError
-        The library does not work here.
-    """
+    """Use a library in a separate process, since it may crash (see src/nnvm_binary.h)."""
     # -I excludes the current directory, -S all but the standard library. The folders of MXNet and
     # gluon_amp are added in case this process found them by a relative path, or by the import hook
     # of an editable install.

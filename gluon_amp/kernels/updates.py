@@ -22,11 +22,7 @@ _DTYPES = (np.dtype("float16"), np.dtype("float32"))
 
 
 def supported(arrays: Iterable[NDArray]) -> bool:
-    """Return whether the kernels are available and support these arrays.
-
-    They support dense float16 and float32 arrays on a CPU. The first call may build the kernels:
-    see `kernels.available`.
-    """
+    """Return whether the kernels are available, and these are dense float arrays on a CPU."""
     return (
         all(
             on_cpu(array) and array.stype == "default" and np.dtype(array.dtype) in _DTYPES
@@ -37,13 +33,7 @@ def supported(arrays: Iterable[NDArray]) -> bool:
 
 
 def finite(arrays: Sequence[NDArray]) -> np.ndarray:
-    """Return, for each array, whether all its elements are finite; wait for them.
-
-    Parameters
-    ----------
-    arrays : list of NDArray
-        Dense, float16 or float32, of any shapes.
-    """
+    """Return, for each array, whether all its elements are finite; wait for them."""
     if not arrays:
         return np.ones(0, bool)
     return invoke("_gluon_amp_all_finite", arrays, num_arrays=str(len(arrays))).asnumpy() != 0
@@ -60,18 +50,9 @@ def sgd_update(
 ) -> None:
     """Update weights, momenta and masters in one pass, as `mp_sgd_mom_update` or its variants do.
 
-    Parameters
-    ----------
-    arrays : list of NDArray
-        For each weight in turn: weight, gradient, momentum (optional; without it, `momentum` is
-        ignored), and the master if the weights are float16. Gradients may be float16 or float32,
-        momenta and masters are float32.
-    arrays_per_weight : int
-        2 to 4.
-    lrs, wds : list of float
-        Learning rate and weight decay of each weight.
-    clip_gradient : float or None
-        None or 0 disables clipping.
+    `arrays` are, for each weight in turn, the weight, its gradient, its momentum (optional), and
+    its master if it is float16. Momenta and masters are float32. A `clip_gradient` of None or 0
+    clips nothing.
     """
     invoke(
         "_gluon_amp_sgd_update",
@@ -79,7 +60,8 @@ def sgd_update(
         arrays_per_weight=str(arrays_per_weight),
         lrs=_bits(lrs),
         wds=_bits(wds),
-        constants=_bits([momentum, rescale_grad, clip_gradient or -1]),
+        decays=_bits([0] * len(lrs)),
+        constants=_bits([rescale_grad, clip_gradient or -1, momentum]),
     )
 
 
@@ -97,20 +79,10 @@ def adam_update(
 ) -> None:
     """Update weights, means, variances and masters in one pass, as `adam_update` does.
 
-    With `decays`, weights are updated as `_adamw_update` does with `wd=decay, eta=1`.
-
-    Parameters
-    ----------
-    arrays : list of NDArray
-        For each weight in turn: weight, gradient, mean, variance, and the master if the weights
-        are float16.
-    arrays_per_weight : int
-        4 or 5.
-    lrs, wds : list of float
-        Learning rate (times the bias correction) and weight decay of each weight.
-    decays : list of float
-        Decoupled weight decay of each weight, times the learning rate: the fraction of the weight
-        that is subtracted with the step. 0 for none.
+    `arrays` are, for each weight in turn, the weight, its gradient, mean and variance, and its
+    master if it is float16. The learning rates contain the bias correction. `decays` are the
+    fractions of the weights that are subtracted with the step: decoupled weight decay times the
+    learning rate, as in `_adamw_update` with `wd=decay, eta=1`.
     """
     invoke(
         "_gluon_amp_adam_update",
@@ -119,7 +91,7 @@ def adam_update(
         lrs=_bits(lrs),
         wds=_bits(wds),
         decays=_bits(decays),
-        constants=_bits([beta1, beta2, epsilon, rescale_grad, clip_gradient or -1]),
+        constants=_bits([rescale_grad, clip_gradient or -1, beta1, beta2, epsilon]),
     )
 
 

@@ -120,26 +120,10 @@ def lower(
 ) -> mx.sym.Symbol:
     """Return a symbol with the same inputs and outputs that runs on a device of `device_type`.
 
-    Parameters
-    ----------
-    symbol : Symbol
-        A graph as `cast_pass.apply` returns it.
-    dtypes : dict of str to dtype
-        Dtypes of the arrays that its variables are bound to.
-    device_type : {'cpu', 'cpu_pinned', 'cpu_shared', 'gpu'}
-    frozen : frozenset of str
-        Names of the variables that get no gradient.
-    scales : Scales, optional
-        Those of the net, whose policy studies 8-bit formats.
-    sparse_data : frozenset of str
-        Names of the variables that are bound to sparse arrays.
-
-    Raises
-    ------
-    MXNetError
-        The dtypes contradict each other.
-    ValueError
-        The policy accumulates in float16 or studies formats, and the device is a GPU.
+    `symbol` is a graph as `cast_pass.apply` returns it, and `dtypes` are those of the arrays that
+    its variables are bound to. The variables in `frozen` get no gradient, and those in
+    `sparse_data` are bound to sparse arrays. `scales` are those of a net that studies 8-bit
+    formats. A ValueError says what a GPU cannot run.
     """
     graph = rounded = to_json(symbol)
     if device_type == "gpu":

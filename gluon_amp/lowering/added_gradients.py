@@ -33,34 +33,13 @@ BFLOAT16 = "_gluon_amp_bfloat16"
 # Operators that add the gradients of all their inputs correctly. Loops and branches do if their
 # bodies do. The tests run each of them.
 ADDING = frozenset(
-    (
-        "BatchNorm",
-        "Cast",
-        "Convolution",
-        "Deconvolution",
-        "Embedding",
-        "FullyConnected",
-        "GroupNorm",
-        "InstanceNorm",
-        "LayerNorm",
-        "LeakyReLU",
-        "RNN",
-        "_cond",
-        "_copy",
-        "_foreach",
-        "_while_loop",
-        "batch_dot",
-        "dot",
-        BFLOAT16,
-        blocked.CONVOLUTION,
-        blocked.DENSE,
-        blocked.DEPTHWISE,
-        blocked.NORM,
-        emulation.NARROW,
-        emulation.ROUND,
-        emulation.ROUND_RELU,
-        emulation.WIDEN,
-    )
+    """
+    BatchNorm Cast Convolution Deconvolution Embedding FullyConnected GroupNorm InstanceNorm
+    LayerNorm LeakyReLU RNN _cond _copy _foreach _while_loop batch_dot dot
+    """.split()
+).union(
+    (BFLOAT16, emulation.NARROW, emulation.ROUND, emulation.ROUND_RELU, emulation.WIDEN),
+    (blocked.CONVOLUTION, blocked.DENSE, blocked.DEPTHWISE, blocked.NORM),
 )
 
 # Attribute of a variable that is written between the forward and the backward pass. The backward

@@ -5,7 +5,7 @@ from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 from gluon_amp.base.registry import canonical
 from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, tuple_of
-from gluon_amp.lowering.pointwise import BINARY, BROADCASTING, instructions_of
+from gluon_amp.lowering.pointwise import BINARY, BROADCASTING, classic_name, instructions_of
 from gluon_amp.lowering.typed_graph import Edge, TypedGraph
 from gluon_amp.policy.cast_pass import LOW_PRECISION
 
@@ -46,21 +46,8 @@ class Images(NamedTuple):
 class Analysis:
     """What of a graph can have the blocked layout.
 
-    Attributes
-    ----------
-    nodes : list of dict
-        Of the graph.
-    edges : dict of Edge to str
-        The dtype of every tensor.
-    readers : dict of Edge to list of int
-        The nodes that read a tensor.
-    heads : set of Edge
-        The graph's outputs.
-    images : dict of Edge to Images
-        The tensors that can have the blocked layout, found from the inputs to the outputs.
-    groups : dict of int to set of int
-        For each elementwise node, the nodes whose results it is part of, found from the outputs
-        back.
+    `images` are the tensors that can have it, found from the inputs to the outputs. `groups` are,
+    for each elementwise node, the nodes whose results it is part of, found from the outputs back.
     """
 
     def __init__(self, graph: TypedGraph) -> None:
@@ -77,7 +64,7 @@ class Analysis:
             "BatchNorm": self._find_norm,
             "Concat": self._find_concat,
             "Convolution": self._find_convolution,
-            "Deconvolution": self._find_deconvolution,
+            "Deconvolution": self._find_convolution,
             "Pooling": self._find_pooling,
             ADAPTIVE_POOLING: self._find_adaptive_pooling,
             **dict.fromkeys(CASTS, self._find_cast),
@@ -102,7 +89,11 @@ class Analysis:
         if not is_elementwise(node):
             return True
         low = self.is_low((i, 0))
-        instructions, arrays = self._own_instructions(node) + low, set()
+        own = instructions_of(node["op"], node.get("attrs", {})) or ()
+        instructions = low + (
+            len(node["inputs"]) - 1 if canonical(node["op"]) == "add_n" else len(own)
+        )
+        arrays = set()
         for source, output, *_ in node["inputs"]:
             if self.is_low((source, output)) or (source, output) not in self.images:
                 arrays.add((source, output))
@@ -115,11 +106,6 @@ class Analysis:
         most = LIMIT if low else LIMIT_IN_FLOAT32
         return instructions <= most.instructions and len(arrays) <= most.arrays
 
-    def _own_instructions(self, node: dict) -> int:
-        if canonical(node["op"]) == "add_n":
-            return len(node["inputs"]) - 1
-        return len(instructions_of(node["op"], node.get("attrs", {})) or ())
-
     def input(self, node: dict, k: int = 0) -> Optional[Images]:
         return self.images.get(tuple(node["inputs"][k][:2]))
 
@@ -127,27 +113,15 @@ class Analysis:
         return self.edges.get(edge) in LOW_PRECISION
 
     def _find_convolution(self, i: int, node: dict) -> Optional[Images]:
-        attrs = node["attrs"]
-        kernel = tuple_of(attrs["kernel"])
-        layout = attrs.get("layout", "None")
-        if not self.is_low((i, 0)) or len(kernel) != 2 or layout not in UNSET:
+        attrs, is_2d = node["attrs"], len(tuple_of(node["attrs"]["kernel"])) == 2
+        if not self.is_low((i, 0)) or not is_2d or attrs.get("layout", "None") not in UNSET:
             return None
-        data, filters = self.input(node), int(attrs["num_filter"])
-        if attrs.get(ACCUMULATE_ATTR):
-            return None
-        size = data.size if data else ("of", tuple(node["inputs"][0][:2]))
-        return Images(filters, _resized(size, attrs))
-
-    def _find_deconvolution(self, i: int, node: dict) -> Optional[Images]:
-        attrs = node["attrs"]
-        layout, target = attrs.get("layout", "None"), attrs.get("target_shape", "")
-        if not self.is_low((i, 0)) or len(tuple_of(attrs["kernel"])) != 2 or layout not in UNSET:
-            return None
-        if attrs.get(ACCUMULATE_ATTR) or any(tuple_of(target)):
+        if attrs.get(ACCUMULATE_ATTR) or any(tuple_of(attrs.get("target_shape", ""))):
             return None
         data = self.input(node)
         size = data.size if data else ("of", tuple(node["inputs"][0][:2]))
-        return Images(int(attrs["num_filter"]), (size, i))
+        up = node["op"] == "Deconvolution"
+        return Images(int(attrs["num_filter"]), (size, i) if up else _resized(size, attrs))
 
     def _find_norm(self, i: int, node: dict) -> Optional[Images]:
         attrs, data = node["attrs"], self.input(node)
@@ -198,7 +172,7 @@ class Analysis:
         return self.input(node) if allowed else None
 
     def _find_elementwise(self, i: int, node: dict) -> Optional[Images]:
-        op = canonical(node["op"])
+        op = classic_name(node["op"])
         if op != "add_n" and instructions_of(op, node.get("attrs", {})) is None:
             return None
         if self.edges.get((i, 0)) not in ("float32", *LOW_PRECISION):

@@ -63,24 +63,10 @@ def avoid_onednn(graph: TypedGraph, is_body: bool = False) -> TypedGraph:
 def deconvolve(
     emit: Callable[..., list], name: str, attrs: Dict[str, str], inputs: List[list]
 ) -> list:
-    """Append the nodes that compute a `Deconvolution` to a graph; return the result's entry.
+    """Append the nodes that compute a `Deconvolution`, by `Writer.emit`; return the result's entry.
 
-    Parameters
-    ----------
-    emit : callable
-        `Writer.emit` of the graph.
-    name : str
-        Name of the last node.
-    attrs : dict of str to str
-        The attributes of the `Deconvolution`.
-    inputs : list
-        Entries of the float64 data (N, channels, ...), weight (channels, filters / groups,
-        kernel...) and, unless `no_bias`, bias (filters). The result is (N, filters, ...).
-
-    Raises
-    ------
-    ValueError
-        It is 3-D and has a target shape, so that its padding depends on the shape of the data.
+    `name` is that of the last node, and `inputs` are entries in float64. A 3-D one with a target
+    shape is refused, since its padding depends on the shape of the data.
     """
     if len(tuple_of(attrs["kernel"])) < 3:
         return _with_dense_kernel(emit, name, attrs, inputs)

@@ -52,11 +52,6 @@ def emulate(graph: TypedGraph) -> TypedGraph:
     """Return a graph that runs on a CPU and returns what `graph` returns with the dtypes' kernels.
 
     Float16 variables and outputs stay float16. It is `graph` itself if nothing in it is emulated.
-
-    Raises
-    ------
-    ValueError
-        bfloat16 is to be emulated, and the C++ library is not available.
     """
     if not any(map(is_emulated, set(graph.edges.values()))):
         return graph

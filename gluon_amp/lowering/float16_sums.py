@@ -25,18 +25,7 @@ OPERATOR = "gluon_amp_float16_sums"
 
 
 def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """Multiply float16 matrices, rounding the sum to float16 after each chunk of 16 products.
-
-    Parameters
-    ----------
-    left : ndarray, shape (..., M, K)
-        Float16 values, in any float dtype.
-    right : ndarray, shape (..., K, N)
-
-    Returns
-    -------
-    ndarray of float16, shape (..., M, N)
-    """
+    """Multiply stacks of matrices of float16 values, rounding the sum after each 16 products."""
     left, right = left.astype(np.float64), right.astype(np.float64)
     total = np.zeros(1, np.float16)
     with np.errstate(over="ignore", invalid="ignore"):

@@ -16,8 +16,7 @@ from gluon_amp.lowering.typed_graph import TypedGraph
 def avoid_faults(graph: TypedGraph, frozen: FrozenSet[str]) -> TypedGraph:
     """Return a graph of the same values with the gradients of imperative mode.
 
-    It is `graph` itself if it has no such operator. `frozen` are the names of the variables that
-    get no gradient.
+    It is `graph` itself if it has no PReLU. `frozen` are the variables that get no gradient.
     """
     out = _rewritten(graph.json, frozen)
     return graph.written(out) if out else graph
@@ -36,12 +35,12 @@ def _rewritten(graph: dict, frozen: FrozenSet[str]) -> Optional[Writer]:
         return None  # no gradient is computed
     for i, node in enumerate(graph["nodes"]):
         inputs = [out.remap(entry) for entry in node["inputs"]]
-        detour = _detour(graph["nodes"], node, frozen)
         if "subgraphs" in node:
             bodies = [avoid_faults_in(body) for body in node["subgraphs"]]
             changed = changed or any(a is not b for a, b in zip(bodies, node["subgraphs"]))
             node = {**node, "subgraphs": bodies}
         out.numbers.append(len(out.nodes))
+        detour = _detour(graph["nodes"], node, frozen)
         if detour is None:
             out.copy(node, inputs)
         else:

@@ -7,6 +7,7 @@ numbered: first the inputs, then the results of the instructions (`kernels/src/p
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
 from gluon_amp.base.registry import canonical
+from gluon_amp.graph import NUMPY_NAMES
 
 
 class Instruction(NamedTuple):
@@ -20,47 +21,22 @@ class Instruction(NamedTuple):
 RELU = Instruction("relu", ("a",))
 
 # Operators of one input without attributes, and of two inputs
-UNARY = {
-    "relu": "relu",
-    "_npx_relu": "relu",
-    "sigmoid": "sigmoid",
-    "_npx_sigmoid": "sigmoid",
-    "tanh": "tanh",
-    "_npi_tanh": "tanh",
-    "exp": "exp",
-    "_npi_exp": "exp",
-    "square": "square",
-    "_npi_square": "square",
-    "abs": "abs",
-    "_npi_absolute": "abs",
-}
-BINARY = {
-    "elemwise_add": "add",
-    "elemwise_sub": "sub",
-    "elemwise_mul": "mul",
-    "elemwise_div": "div",
-}
-BROADCASTING = {
-    "broadcast_add": "add",
-    "broadcast_sub": "sub",
-    "broadcast_mul": "mul",
-    "broadcast_div": "div",
-    "_npi_add": "add",
-    "_npi_subtract": "sub",
-    "_npi_multiply": "mul",
-    "_npi_true_divide": "div",
-}
+UNARY = {name: name for name in ("relu", "sigmoid", "tanh", "exp", "square", "abs")}
+BINARY = {f"elemwise_{name}": name for name in ("add", "sub", "mul", "div")}
+BROADCASTING = {f"broadcast_{name}": name for name in ("add", "sub", "mul", "div")}
 WITH_SCALAR = {
     "_plus_scalar": "adds",
     "_mul_scalar": "muls",
     "_div_scalar": "divs",
     "_maximum_scalar": "maxs",
     "_minimum_scalar": "mins",
-    "_npi_add_scalar": "adds",
-    "_npi_multiply_scalar": "muls",
-    "_npi_true_divide_scalar": "divs",
 }
 ACTIVATIONS = ("relu", "sigmoid", "tanh")
+
+
+def classic_name(op: str) -> str:
+    """Return the name of the operator of `mx.nd` that does the same."""
+    return NUMPY_NAMES.get(canonical(op), canonical(op))
 
 
 def instructions_of(op: str, attrs: Mapping[str, str]) -> Optional[List[Instruction]]:
@@ -68,7 +44,7 @@ def instructions_of(op: str, attrs: Mapping[str, str]) -> Optional[List[Instruct
 
     An operator of `add_n` has as many inputs as it likes, and is not in this table.
     """
-    op = canonical(op)
+    op = classic_name(op)
     if op in UNARY:
         return [Instruction(UNARY[op], ("a",))]
     if op in BINARY or op in BROADCASTING:
@@ -128,11 +104,8 @@ _BY_ATTRIBUTES = {
     "Activation": _activation,
     "LeakyReLU": _leaky_relu,
     "_minus_scalar": _minus_scalar,
-    "_npi_subtract_scalar": _minus_scalar,
     "_rminus_scalar": _scalar_minus,
-    "_npi_rsubtract_scalar": _scalar_minus,
     "negative": _negative,
-    "_npi_negative": _negative,
     "clip": _clip,
     "hard_sigmoid": _hard_sigmoid,
 }

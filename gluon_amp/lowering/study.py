@@ -30,19 +30,9 @@ def has_roundings(graph: dict) -> bool:
 
 
 def round_products(graph: dict, scales: Optional[Scales]) -> dict:
-    """Return a graph with its products rounded; it is `graph` itself if there are none.
+    """Return a float32 graph with its products rounded; it is `graph` itself if there are none.
 
-    Parameters
-    ----------
-    graph : dict
-        A symbol's JSON, whose tensors are float32.
-    scales : Scales, optional
-        Those of its net. Without them each tensor's scale follows the tensor itself.
-
-    Raises
-    ------
-    ValueError
-        The C++ library is not available.
+    Without the scales of its net, each tensor's scale follows the tensor itself.
     """
     if not has_roundings(graph):
         return graph

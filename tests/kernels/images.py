@@ -1,10 +1,10 @@
 """Images in the blocked layout, and the C++ operators on them beside those of MXNet."""
 
-from typing import Callable, Dict, Optional, Sequence, Tuple, Union
+from typing import Callable, Dict, Sequence, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.base import bfloat16, hardware
+from gluon_amp.base import bfloat16
 from gluon_amp.graph import from_json
 
 import mxnet as mx
@@ -13,12 +13,6 @@ from mxnet import autograd, nd
 ELEMENTS = ["bfloat16", "float16"] if bfloat16.is_native() else ["float16"]
 # The relative error of one rounding
 PRECISION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
-
-# Lanes of random cases, 0 for all channels. The package stores all channels side by side with AMX
-# alone (`blocked.lanes_for`): oneDNN 2.4's AVX2 kernel (jit:avx2) is wrong for 12 or 20 channels
-# stored so, with padding and a kernel of width 5.
-HAS_AVX512 = hardware.onednn_flags() >= hardware.AVX512_FLAGS
-LANES = [16, 16, 8, 0] if HAS_AVX512 else [16, 16, 8, 8]
 
 # images, channels, height, width, lanes (0: as many as channels)
 SHAPES = [
@@ -73,39 +67,29 @@ def to_plain(blocked: np.ndarray, channels: int) -> np.ndarray:
     return plain[:, :channels]
 
 
-def operator(
-    op: str,
-    inputs: Sequence[str],
-    element: str,
-    low: Optional[Sequence[str]] = None,
-    outputs: int = 1,
-    **attributes,
-) -> mx.sym.Symbol:
+def operator(op, inputs, element, low=None, outputs=1, **attributes) -> mx.sym.Symbol:
     """Return a symbol of float32 variables that computes an operator in an element type.
 
     The inputs in `low`, by default the first one, are cast to it. Values of float16 are float32
     arrays, as emulated.
     """
-    inputs = list(inputs)
     names = list(dict.fromkeys(inputs))
     nodes = [{"op": "null", "name": name, "inputs": []} for name in names]
     entries = {name: [i, 0, 0] for i, name in enumerate(names)}
 
+    def emit(op: str, name: str, read: list, **attrs) -> list:
+        attrs = {key: str(value) for key, value in attrs.items()}
+        nodes.append({"op": op, "name": name, "inputs": read, "attrs": attrs})
+        return [len(nodes) - 1, 0, 0]
+
     def cast(entry: list, dtype: str) -> list:
         if element != "bfloat16":
             return entry
-        attrs = {"dtype": dtype}
-        nodes.append(
-            {"op": "amp_cast", "name": f"c{len(nodes)}", "inputs": [entry], "attrs": attrs}
-        )
-        return [len(nodes) - 1, 0, 0]
+        return emit("amp_cast", f"c{len(nodes)}", [entry], dtype=dtype)
 
-    for name in inputs[:1] if low is None else dict.fromkeys(low):
+    for name in names[:1] if low is None else low:
         entries[name] = cast(entries[name], "bfloat16")
-    attrs = {name: str(value) for name, value in attributes.items()}
-    read = [entries[name] for name in inputs]
-    nodes.append({"op": op, "name": "result", "inputs": read, "attrs": attrs})
-    number = len(nodes) - 1
+    number, *_ = emit(op, "result", [entries[name] for name in inputs], **attributes)
     heads = [cast([number, k, 0], "float32") for k in range(outputs)]
     return from_json({"nodes": nodes, "heads": heads})
 
@@ -161,62 +145,3 @@ def assert_close(
         largest = np.abs(wanted).max() if wanted.size else 0
         rtol, atol = precision.get(name, 0), sums * largest
         np.testing.assert_allclose(actual[name], wanted, rtol=rtol, atol=atol, err_msg=name)
-
-
-class Convolution:
-    """A case: attributes of MXNet's convolution, the data's shape, and the layouts.
-
-    `op` computes it; `padding` stands in the lanes beyond the last channel of what it reads.
-    """
-
-    op, padding = "_gluon_amp_blocked_convolution", 0.0
-
-    def __init__(self, shape, filters, lanes=16, plain=False, bias=True, **sizes):
-        self.shape, self.filters, self.lanes = shape, filters, lanes
-        self.plain, self.bias = plain, bias
-        self.sizes = {"kernel": (1, 1), "num_group": 1, **sizes}
-
-    def symbol(self, element):
-        attributes = {"num_filter": self.filters, "no_bias": not self.bias, **self.sizes}
-        attributes.update(channels=self.shape[1], lanes=self.lanes, plain_data=self.plain)
-        names = ["data", "weight"] + ["bias"] * self.bias
-        return operator(self.op, names, element, variable_weight=True, **attributes)
-
-    def weight_shape(self):
-        return self.filters, self.shape[1] // self.sizes["num_group"], *self.sizes["kernel"]
-
-    def arrays(self, element, seed=0):
-        shape = self.weight_shape()
-        weight = normal(shape, element, seed + 1) / np.sqrt(np.prod(shape[1:]))
-        arrays = {"data": normal(self.shape, element, seed), "weight": rounded(weight, element)}
-        if self.bias:
-            arrays["bias"] = normal((self.filters,), element, seed + 2)
-        return arrays
-
-    def expected(self, arrays, head_of):
-        """Return what MXNet computes in float32, and the gradient of the result."""
-        options = {"num_filter": self.filters, "no_bias": not self.bias, **self.sizes}
-        return reference(nd.Convolution, arrays, head_of, **options)
-
-    def compute(self, arrays, head, element, requests="write"):
-        """Return the result and the gradients in the plain layout."""
-        inputs = dict(arrays)
-        if not self.plain:
-            inputs["data"] = to_blocked(arrays["data"], self.lanes, self.padding)
-        head = to_blocked(head, self.lanes, self.padding)
-        results = compute(self.symbol(element), inputs, head, requests)
-        results["result"] = to_plain(results["result"], self.filters)
-        written = requests if isinstance(requests, str) else requests["data"]
-        if not self.plain and written == "write":
-            results["data"] = to_plain(results["data"], self.shape[1])
-        return results
-
-    def check(self, seed=0):
-        """Compare with MXNet in every element type."""
-        for element in ELEMENTS:
-            arrays = self.arrays(element, seed)
-            expected, head = self.expected(arrays, lambda s, e=element: normal(s, e, seed + 3))
-            low = dict.fromkeys(("result", "data"), PRECISION[element])
-            if element == "float16":  # the emulation rounds the gradients of parameters, too
-                low = dict.fromkeys(expected, PRECISION[element])
-            assert_close(self.compute(arrays, head, element), expected, low)

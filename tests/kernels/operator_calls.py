@@ -74,7 +74,6 @@ CALLS = {
     "_gluon_amp_round_operand": ({**FORMAT, "scaled": "True"}, [], [(2, 3)]),
     "_gluon_amp_round_gradient": ({**FORMAT, "scaled": "True"}, [], [(2, 3)]),
     "_gluon_amp_first_of_two": ({}, [], [(2, 3)] * 2),
-    "_backward_gluon_amp_round_relu": ({}, [], [(2, 3)] * 2),
     # MXNet does not check the number of inputs that an operator writes in a graph, and crashes with
     # its own updates too. So these are called alone.
     "_gluon_amp_sgd_update": (
@@ -89,10 +88,7 @@ CALLS = {
     ),
     "_gluon_amp_all_finite": ({"num_arrays": "2"}, [], [(5,)] * 2),
 }
-ALONE = (
-    *("_gluon_amp_sgd_update", "_gluon_amp_adam_update", "_gluon_amp_all_finite"),
-    "_backward_gluon_amp_round_relu",
-)
+ALONE = ("_gluon_amp_sgd_update", "_gluon_amp_adam_update", "_gluon_amp_all_finite")
 if support.is_native():
     strided = {"kernel": "(3,)", "stride": "(2,)", "pad": "(1,)", "num_filter": "16"}
     shapes = [(2, 16, 3), (16, 16, 3), (16,)]

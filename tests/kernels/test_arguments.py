@@ -8,7 +8,7 @@ import pytest
 from gluon_amp.base import bfloat16
 from gluon_amp.kernels import updates
 from tests.kernels.images import operator
-from tests.kernels.operator_calls import ALONE, CALLS, IMAGES
+from tests.kernels.operator_calls import ALONE, CALLS
 from tests.lowering import printed
 from tests.marks import needs_library
 
@@ -35,122 +35,126 @@ def test_many_random_arguments():
         assert sum(random_calls(seed, 2000).values()) > 2000
 
 
-CONVOLUTION, DECONVOLUTION, DEPTHWISE, POOL = (
-    f"_gluon_amp_{name}"
-    for name in ("blocked_convolution", "blocked_deconvolution", "depthwise", "pool")
-)
 HUGE = "(2147483647, 2147483647)"
-# Attributes that shape inference must refuse
-WRONG = [
-    *((CONVOLUTION, {"lanes": text}) for text in ("5", "-1", "1000000000000")),
-    *((CONVOLUTION, {"channels": text}) for text in ("1000000000000", "40", None)),
-    *((CONVOLUTION, {"kernel": text}) for text in ("(0, 0)", "(9, 9)", None)),
-    (CONVOLUTION, {"kernel": "(4611686018427387904, 1)"}),
-    *((CONVOLUTION, {"pad": text}) for text in (HUGE, "(-1, 0)")),
-    (CONVOLUTION, {"dilate": "(4611686018427387904, 1)"}),
-    *((CONVOLUTION, {"num_group": text}) for text in ("0", "3")),
-    (CONVOLUTION, {"num_filter": "9223372036854775807"}),
-    (CONVOLUTION, {"no_bias": "True"}),
-    (CONVOLUTION, {"plain_data": "True"}),
-    (DECONVOLUTION, {"num_filter": "0"}),
-    (DECONVOLUTION, {"num_group": "3"}),
-    (DECONVOLUTION, {"stride": "(0, 1)"}),
-    *((DECONVOLUTION, {"adj": text}) for text in ("(2, 0)", "(0, -1)")),
-    (DECONVOLUTION, {"pad": "(9, 9)"}),
-    (DECONVOLUTION, {"kernel": HUGE, "dilate": "(2147483647, 1)"}),
-    *((DEPTHWISE, {"num_filter": text}) for text in ("17", "0", "-2")),
-    *((DEPTHWISE, {"num_group": text}) for text in ("3", "0", "-1")),
-    *((DEPTHWISE, {"kernel": text}) for text in ("(1,)", "(0, 3)", "(1, 9)")),
-    (DEPTHWISE, {"dilate": "(1, 0)"}),
-    (DEPTHWISE, {"kernel": "(3, 1)", "pad": "(999999, 9)", "dilate": "(999999, 1)"}),
-    ("_gluon_amp_dense", {"num_hidden": "0"}),
-    ("_gluon_amp_dense", {"num_hidden": "9223372036854775807"}),
-    ("_gluon_amp_dense", {"no_bias": "True"}),
-    *((POOL, {"kernel": text}) for text in ("(2,)", "(0, 2)", "(9, 2)", "(1000000000, 1)")),
-    *((POOL, {"stride": text}) for text in ("(0, 1)", "(1, 1, 1)")),
-    *((POOL, {"channels": text}) for text in ("0", "40")),
-    (POOL, {"pool_type": "sum"}),
-    (POOL, {"pooling_convention": "same"}),
-    (POOL, {"pad": "(2, 0)"}),
-    (POOL, {"output_size": "(2, 2)"}),  # of a maximum
-    *(
-        (POOL, {"output_size": text, "pool_type": "avg"})
-        for text in ("(2, 2, 2)", "(-1, 2)", "(1000000, 1000000)")
-    ),
-    ("_gluon_amp_block", {"lanes": "-1"}),
-    *(("_gluon_amp_unblock", {"channels": text}) for text in (None, "-5")),
-    *(("_gluon_amp_fork", {"num_outputs": text}) for text in ("0", "3", "4294967297")),
-    *(("_gluon_amp_concat", {"channels": text}) for text in (None, "(40,)", "(20, -20)", "(8, 8)")),
-    ("_gluon_amp_concat", {"num_args": "1"}),
-    ("_gluon_amp_pointwise", {"program": "relu 2; relu 0"}),  # value 2 is its own result
-    ("_gluon_amp_pointwise", {"program": "relu"}),
-    ("_gluon_amp_pointwise", {"num_inputs": "-1"}),
-    ("_gluon_amp_norm", {"program": "relu 1; relu 0"}),
-    ("_gluon_amp_norm", {"channels": "1000000000000"}),
-]
+FAR = "(4611686018427387904, 1)"
+CONVOLUTIONS = ("blocked_convolution", "blocked_deconvolution", "depthwise")
+# Operator, and texts of its attributes that shape inference must refuse; None: missing
+WRONG = {
+    "blocked_convolution": {
+        "lanes": ["5", "-1", "1000000000000"],
+        "channels": ["1000000000000", "40", None],
+        "kernel": ["(0, 0)", "(9, 9)", None, FAR, "(1,)", "(2, 2, 2)"],
+        "pad": [HUGE, "(-1, 0)"],
+        "dilate": [FAR],
+        "num_group": ["0", "3"],
+        "num_filter": ["9223372036854775807"],
+        "no_bias": ["True"],
+        "plain_data": ["True"],
+    },
+    "blocked_deconvolution": {
+        "num_filter": ["0"],
+        "num_group": ["3"],
+        "stride": ["(0, 1)"],
+        "adj": ["(2, 0)", "(0, -1)"],
+        "pad": ["(9, 9)"],
+        "dilate": [HUGE],
+    },
+    "depthwise": {
+        "num_filter": ["17", "0", "-2"],
+        "num_group": ["3", "0", "-1"],
+        "kernel": ["(1,)", "(0, 3)", "(1, 9)"],
+        "dilate": ["(1, 0)"],
+        "lanes": ["8"],  # those of the data are 16
+        "pad": ["(1, 9999999)"],  # too many positions to copy at once
+    },
+    "dense": {"num_hidden": ["0", "9223372036854775807"], "no_bias": ["True"]},
+    "pool": {
+        "kernel": ["(2,)", "(0, 2)", "(9, 2)", "(1000000000, 1)"],
+        "stride": ["(0, 1)", "(1, 1, 1)"],
+        "channels": ["0", "40"],
+        "pool_type": ["sum"],
+        "pooling_convention": ["same"],
+        "pad": ["(2, 0)"],
+        "output_size": ["(2, 2)", "(2, 2, 2)", "(-1, 2)", "-1", "(1000000, 1000000)"],
+    },
+    "block": {"lanes": ["-1"]},
+    "unblock": {"channels": [None, "-5"]},
+    "fork": {"num_outputs": ["0", "3", "4294967297"]},
+    "concat": {"channels": [None, "(40,)", "(20, -20)", "(8, 8)"], "num_args": ["1"]},
+    "pointwise": {
+        "program": [
+            *("swim 0", "relu", "relu 2", "relu -1", "relu 0.5", "relu 1e300", "relu 0 0"),
+            *("clip 0 0 nan", "clip 0 0 6x", "relu 2; relu 0", "; ".join(["relu 0"] * 65)),
+        ],
+        "num_inputs": ["-1", "0", "9"],
+        "channels": ["16", "33"],
+    },
+    "norm": {
+        "program": ["relu 1", "relu 1; relu 0"],
+        "channels": ["0", "1000000000000"],
+        "num_extras": ["-1", "1"],
+    },
+}
 
 
-def infer(op, **changed):
+def infer(op, shapes=(), **changed):
     attributes, low, wide = CALLS[op]
     attributes = {n: text for n, text in {**attributes, **changed}.items() if text is not None}
-    names = [f"x{k}" for k in range(len(low + wide))]
-    symbol = operator(op, names, "float16", **attributes)
-    return symbol.infer_shape(**dict(zip(names, low + wide)))
+    known = {f"x{k}": shape for k, shape in enumerate(low + wide)}
+    symbol = operator(op, known, "float16", **attributes)
+    return symbol.infer_shape(**{**known, **dict(shapes)})
 
 
-@pytest.mark.parametrize("op", sorted({op for op, _ in WRONG}))
-def test_wrong_attributes(op):
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_attributes(name):
+    op = f"_gluon_amp_{name}"
     assert infer(op)[0] is not None
-    for changed in (changed for other, changed in WRONG if other == op):
+    changes = [{key: text} for key, texts in WRONG[name].items() for text in texts]
+    averages = [{**change, "pool_type": "avg"} for change in changes if "output_size" in change]
+    for changed in changes + averages[1:]:
         print(changed)  # shown if it is not refused
         with pytest.raises(mx.base.MXNetError, match=f"{op}|program"):
             infer(op, **changed)
 
 
-@pytest.mark.parametrize("op", [CONVOLUTION, DECONVOLUTION, DEPTHWISE])
-def test_wrong_shapes_and_dtypes_of_convolutions(op):
-    names = ["data", "weight", "bias"]
-    attributes, (data,), _ = CALLS[op]
-    symbol = operator(op, names, "float16", **attributes)
-    for shapes in (
-        {"data": (2, 20, 5, 6)},  # plain
-        {"data": (2, 1, 5, 6, 16)},
-        {"data": (2, 2, 5, 6, 5)},
-        {"data": data, "weight": (3, 3, 3, 3)},
-        {"data": data, "bias": (3,)},
-    ):
-        with pytest.raises(mx.base.MXNetError, match=op):
-            symbol.infer_shape(**shapes)
+READ_LANES = ("norm", "pool", "pointwise", "unblock", "concat")
+WRONG_SHAPES = [
+    *((name, {"x0": (2, 20, 5, 6)}) for name in (*CONVOLUTIONS, "norm", "pool", "unblock")),
+    *((name, {"x0": (2, 1, 5, 6, 16)}) for name in (*CONVOLUTIONS, "norm", "pool", "pointwise")),
+    *((name, {"x0": (2, 2, 5, 6, 5)}) for name in (*CONVOLUTIONS, "norm", "pool")),
+    *((name, {"x1": (3, 3, 3, 3)}) for name in (*CONVOLUTIONS, "dense")),
+    *((name, {"x2": (3,)}) for name in (*CONVOLUTIONS, "dense")),
+    ("norm", {"x1": (15,)}),
+    ("pointwise", {"x1": (2, 2, 5, 7, 16)}),
+    ("block", {"x0": (2, 20, 5)}),
+    ("unblock", {"x0": (2, 3, 5, 6, 16)}),
+    *((name, {"x0": (2, 2, *size, 16)}) for name in CONVOLUTIONS for size in ((0, 3), (1, 0))),
+    # No size is divided by the number of lanes: a process ended by SIGFPE.
+    *((name, {"x0": (2, 2, 5, 6, 0)}) for name in (*CONVOLUTIONS, *READ_LANES)),
+]
+
+
+@pytest.mark.parametrize("name, shapes", WRONG_SHAPES, ids=str)
+def test_wrong_shapes(name, shapes):
+    """A size of 0 is no unknown one under `np_shape`."""
+    op, empty = f"_gluon_amp_{name}", 0 in shapes.get("x0", ())
+    with mx.util.np_shape(empty), pytest.raises(mx.base.MXNetError, match=op):
+        infer(op, shapes)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_wrong_dtypes_of_convolutions(name):
+    op = f"_gluon_amp_{name}"
+    symbol = operator(op, ["data", "weight", "bias"], "float16", **CALLS[op][0])
     for types in ({"data": "float64"}, {"data": "float32", "weight": "float64"}):
         with pytest.raises(mx.base.MXNetError, match=op):
             symbol.infer_type(**types)
 
 
-@pytest.mark.parametrize("shape", [(1, 2, 0, 3, 16), (1, 2, 1, 0, 16)])
-def test_empty_images(shape):
-    attributes = {**CALLS[DEPTHWISE][0], "pad": "(9, 9)"}
-    symbol = operator(DEPTHWISE, ["data", "weight", "bias"], "float16", **attributes)
-    with mx.util.np_shape(True), pytest.raises(mx.base.MXNetError, match="images are empty"):
-        symbol.infer_shape(data=shape)
-
-
-READ_LANES = [op for op, (_, low, _) in CALLS.items() if IMAGES in low and "fork" not in op]
-
-
-@pytest.mark.parametrize("op", READ_LANES)
-def test_images_without_lanes(op):
-    """No size is divided by their number (a process ended by SIGFPE)."""
-    attributes, low, wide = CALLS[op]
-    names = [f"x{k}" for k in range(len(low + wide))]
-    symbol = operator(op, names, "float16", **attributes)
-    with mx.util.np_shape(True), pytest.raises(mx.base.MXNetError, match=op):
-        symbol.infer_shape(x0=(*IMAGES[:4], 0))
-
-
 # --------------------------------------------------------------------------------------- updates
 
 # SGD with momentum of one float32 weight
-TEXT = {"arrays_per_weight": "3", "lrs": "0", "wds": "0", "constants": "0,0,0"}
+TEXT = {"arrays_per_weight": "3", "lrs": "0", "wds": "0", "decays": "0", "constants": "0,0,0"}
 
 
 def update(arrays, op="_gluon_amp_sgd_update", **text):
@@ -165,28 +169,18 @@ def of(*dtypes):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ({"arrays_per_weight": "7"}, "arrays_per_weight must be 2 to 4"),
-        ({"arrays_per_weight": "3,3"}, "arrays_per_weight must be 2 to 4"),
-        ({"arrays_per_weight": "-1"}, "arrays_per_weight must be whole numbers"),
-        ({"arrays_per_weight": "4294967298"}, "arrays_per_weight has too large a number"),
+        *(({"arrays_per_weight": n}, "arrays_per_weight must be 2 to 4") for n in ("7", "3,3")),
+        *(({"arrays_per_weight": n}, f"arrays_per_weight has {n}") for n in ("-1", "4294967298")),
         ({"arrays_per_weight": "2"}, "3 inputs|expects 2"),
         ({"lrs": "0,0"}, "3 inputs|expects 6"),
-        ({"lrs": ""}, "lrs must be whole numbers"),
         ({"wds": "0,0"}, "wds has the wrong length"),
-        ({"wds": "zero"}, "wds must be whole numbers"),
-        ({"constants": "0"}, "constants has the wrong length"),
-        ({"constants": "0,0,0,0"}, "constants has the wrong length"),
+        *(({"constants": text}, "constants has the wrong length") for text in ("0", "0,0,0,0")),
+        *(({name: text}, f"needs {name}") for name in TEXT for text in ("", "zero", None)),
     ],
 )
 def test_wrong_text_of_an_update(text, message):
+    text = {key: value for key, value in {**TEXT, **text}.items() if value is not None}
     with pytest.raises(mx.base.MXNetError, match=message):
-        update(of(*["float32"] * 3), **text)
-
-
-@pytest.mark.parametrize("name", sorted(TEXT))
-def test_missing_text_of_an_update(name):
-    text = {key: value for key, value in TEXT.items() if key != name}
-    with pytest.raises(mx.base.MXNetError, match=f"needs {name}"):
         updates.invoke("_gluon_amp_sgd_update", of(*["float32"] * 3), **text)
 
 
@@ -240,21 +234,26 @@ def test_a_refused_update_changes_nothing_and_the_next_one_works():
     assert weight.asnumpy().tolist() == [0.5] * 5
 
 
+REGISTERED = mx.operator.get_all_registered_operators()
+GRADIENTS = [op for op in REGISTERED if op.startswith("_backward_gluon_amp_")]
+
+
 @pytest.mark.parametrize("inputs", [0, 1, 3])
-def test_a_graph_with_a_wrong_number_of_inputs(inputs):
-    names = [f"x{k}" for k in range(inputs)]
-    symbol = operator("_backward_gluon_amp_round_relu", names, "float16")
-    with pytest.raises(mx.base.MXNetError, match="expects 2 arrays"):
-        symbol.infer_shape()
-    with pytest.raises(mx.base.MXNetError):
-        nd.CachedOp(symbol)  # builds the graph of the gradient
+def test_a_gradient_without_its_operator(inputs):
+    assert len(GRADIENTS) > 10
+    arrays = {f"x{k}": (2, 1, 3, 3, 16) for k in range(inputs)}
+    for op in GRADIENTS:
+        attributes = CALLS.get(op.replace("_backward", ""), [{}])[0]
+        if "norm" not in op:  # as for updates, see `operator_calls`
+            with pytest.raises(mx.base.MXNetError):
+                operator(op, arrays, "float16", **attributes).infer_shape(**arrays)
+        with pytest.raises(mx.base.MXNetError):
+            updates.invoke(op, [nd.ones(shape) for shape in arrays.values()], **attributes)
+            nd.waitall()
 
 
 def test_every_operator_has_a_right_call():
     """But those of one input and no attributes, which are like others."""
-    registered = {
-        name for name in mx.operator.get_all_registered_operators() if "gluon_amp_" in name
-    }
-    forward = {name for name in registered if name.startswith("_gluon_amp_")}
+    forward = {name for name in REGISTERED if name.startswith("_gluon_amp_")}
     missing = {"_gluon_amp_widen"} | (set() if bfloat16.is_native() else {"_gluon_amp_convolution"})
     assert forward - set(CALLS) == missing and set(ALONE) < set(CALLS)

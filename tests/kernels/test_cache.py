@@ -1,6 +1,8 @@
 """The cache of the C++ library: only intact, tried code of the user is ever loaded."""
 
+import grp
 import os
+import pwd
 import time
 
 import pytest
@@ -121,28 +123,21 @@ def test_the_folder_is_made_for_the_user_alone(home):
     assert cache.folder() == folder
 
 
-def test_xdg_cache_home(home, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "x" / "y"))
-    assert cache.folder() == home / "x" / "y" / "gluon_amp"
-
-
-@pytest.mark.parametrize("relative", ["", "./x", "~/.cache"])
-def test_a_relative_xdg_cache_home_is_ignored(home, monkeypatch, relative):
+@pytest.mark.parametrize("xdg", ["", "./x", "~/.cache", None])
+def test_xdg_cache_home_counts_if_it_is_absolute(home, monkeypatch, xdg):
     monkeypatch.chdir(home)
-    monkeypatch.setenv("XDG_CACHE_HOME", relative)
-    assert cache.folder() == home / ".cache" / "gluon_amp"
-    assert sorted(path.name for path in home.iterdir()) == [".cache"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home / "x" / "y") if xdg is None else xdg)
+    expected = home / (".cache" if xdg is not None else "x/y") / "gluon_amp"
+    assert cache.folder() == expected
+    assert [path.name for path in home.iterdir()] == [expected.relative_to(home).parts[0]]
 
 
 @pytest.mark.parametrize("value", [None, "", "~", "here"])
 def test_without_a_home_the_password_database_has_it(tmp_path, monkeypatch, value):
-    import pwd
-
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.chdir(tmp_path)
-    if value is None:
-        monkeypatch.delenv("HOME", raising=False)
-    else:
+    monkeypatch.delenv("HOME", raising=False)
+    if value is not None:
         monkeypatch.setenv("HOME", value)
     expected = os.path.join(pwd.getpwuid(os.getuid()).pw_dir, ".cache")
     assert cache.home() == expected
@@ -156,34 +151,32 @@ def test_without_a_home_the_password_database_has_it(tmp_path, monkeypatch, valu
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("mode", [0o775, 0o702, 0o1777])
-def test_a_folder_that_others_write_is_refused(home, mode):
-    folder = cache.folder()
-    folder.chmod(mode)
-    with pytest.raises(BuildError, match=f"other users can write to the cache folder {folder}"):
-        cache.folder()
-    folder.chmod(0o755)
-    assert cache.folder() == folder
+# How deep a folder is above the cache, its mode, and why it is refused, if it is
+MODES = [
+    *((0, mode, "other users can write to the cache folder") for mode in (0o775, 0o702, 0o1777)),
+    (0, 0o755, None),
+    *((1, mode, "run 'chmod go-w ") for mode in (0o777, 0o757)),
+    (1, 0o1777, None),  # sticky
+]
 
 
-@pytest.mark.parametrize("mode, refused", [(0o777, True), (0o757, True), (0o1777, False)])
-def test_a_parent_that_others_write_is_refused_unless_it_is_sticky(home, mode, refused):
+@pytest.mark.parametrize("depth, mode, refused", MODES)
+def test_what_others_may_write_or_rename_is_refused(home, depth, mode, refused):
     folder = cache.folder()
-    folder.parent.chmod(mode)
-    if refused:
-        with pytest.raises(BuildError, match=f"run 'chmod go-w {folder.parent}'"):
-            cache.folder()
-    else:
+    folders = [folder, folder.parent]
+    folders[depth].chmod(mode)
+    if refused is None:
         assert cache.folder() == folder
+    else:
+        with pytest.raises(BuildError, match=refused) as caught:
+            cache.folder()
+        assert str(folders[depth]) in str(caught.value)
 
 
 @pytest.mark.parametrize("private", [True, False])
 def test_a_parent_that_a_group_writes_is_refused_unless_it_is_the_users_own(
     home, monkeypatch, private
 ):
-    import grp
-    import pwd
-
     class Group:
         gr_name = pwd.getpwuid(os.geteuid()).pw_name if private else "staff"
 
@@ -206,19 +199,16 @@ def test_another_users_folder_is_refused(home, depth):
         cache.folder()
 
 
-def test_a_link_is_followed_once(home):
+def test_links_are_followed_once_and_what_is_no_folder_is_refused(home):
     (home / "disk").mkdir(mode=0o700)
     (home / ".cache").symlink_to(home / "disk")
     assert cache.folder() == home / "disk" / "gluon_amp"
-
-
-def test_what_is_no_folder_is_refused(home):
-    (home / ".cache").mkdir()
-    (home / ".cache" / "gluon_amp").write_text("")
+    (home / "disk" / "gluon_amp").rmdir()
+    (home / "disk" / "gluon_amp").write_text("")
     with pytest.raises(BuildError, match="is a file"):
         cache.folder()
-    (home / ".cache" / "gluon_amp").unlink()
-    (home / ".cache" / "gluon_amp").symlink_to("gluon_amp")  # to itself
+    (home / "disk" / "gluon_amp").unlink()
+    (home / "disk" / "gluon_amp").symlink_to("gluon_amp")  # to itself
     with pytest.raises(BuildError, match="cannot be used"):
         cache.folder()
 

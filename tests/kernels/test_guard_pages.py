@@ -15,6 +15,7 @@ import pytest
 
 from gluon_amp.base import registry
 from tests.kernels.images import ELEMENTS, operator
+from tests.kernels.products import Convolution, Deconvolution, Depthwise, random_case
 from tests.lowering import printed
 from tests.marks import needs_library
 
@@ -56,47 +57,24 @@ def guarded(shape, element, at_end):
 
 def cases(seed, count):
     """Yield an operator, its attributes, and the shapes of its inputs, of odd sizes."""
-    random = np.random.RandomState(seed)
-    for _ in range(count):
-        images, channels, filters = (random.randint(1, n) for n in (6, 68, 68))
-        width = random.randint(1, 71)
-        size = random.randint(1, 70 // width + 1), width
-        lanes = int(random.choice([16, 16, 8, channels]))
-        plain, blocked = (images, channels, *size), (images, -(-channels // lanes), *size, lanes)
-        kernel = tuple(int(k) for k in random.choice([1, 2, 3, 5], size=2))
-        window = {
-            "kernel": kernel,
-            "pad": tuple(k // 2 for k in kernel),
-            "stride": tuple(int(s) for s in random.choice([1, 2, 3], size=2)),
-            "channels": channels,
-            "lanes": lanes if lanes in (8, 16) else 0,
-        }
-        product = {**window, "num_filter": filters, "variable_weight": True}
-        convolutions = [
-            ("blocked_convolution", product, (filters, channels, *kernel), filters),
-            # without padding, so that the result has pixels
-            (
-                "blocked_deconvolution",
-                {**product, "pad": (0, 0)},
-                (channels, filters, *kernel),
-                filters,
-            ),
-            (
-                "depthwise",
-                {**window, "num_filter": channels, "num_group": channels},
-                (channels, 1, *kernel),
-                channels,
-            ),
-        ]
-        for name, attributes, weight, biases in convolutions:
-            yield name, attributes, [blocked, weight, (biases,)]
-            yield name, {**attributes, "plain_data": True}, [plain, weight, (biases,)]
-        dense = {"num_hidden": filters, "variable_weight": True}
-        yield "dense", dense, [plain, (filters, int(np.prod(plain[1:]))), (filters,)]
-        yield "block", {"lanes": window["lanes"]}, [plain]
+    for number in range(count * seed, count * (seed + 1)):
+        for make in (Convolution, Deconvolution, Depthwise):
+            case = random_case(make, number)
+            images, channels, *size = case.shape
+            lanes = case.lanes or channels
+            blocked = images, -(-channels // lanes), *size, lanes
+            layout = {"channels": channels, "lanes": case.lanes, "plain_data": case.plain}
+            attributes = {**case.options(), **layout, "variable_weight": True}
+            shapes = [case.shape if case.plain else blocked, case.weight_shape()]
+            yield case.op[11:], attributes, shapes + [(case.filters,)] * case.bias
+        dense = {"num_hidden": case.filters, "variable_weight": True}
+        weight = case.filters, int(np.prod(case.shape[1:]))
+        yield "dense", dense, [case.shape, weight, (case.filters,)]
+        yield "block", {"lanes": case.lanes}, [case.shape]
         yield "unblock", {"channels": channels}, [blocked]
-        concat = {"num_args": 2, "channels": (channels, channels), "lanes": window["lanes"]}
+        concat = {"num_args": 2, "channels": (channels, channels), "lanes": case.lanes}
         yield "concat", concat, [blocked] * 2
+        window = {"kernel": (2, 3), "stride": (2, 1), "pad": (1, 1), "channels": channels}
         yield "pool", {**window, "pool_type": "max"}, [blocked]
         yield "pool", {**window, "pool_type": "avg"}, [blocked]
         yield "pool", {"channels": channels, "pool_type": "avg", "output_size": 2}, [blocked]

@@ -31,38 +31,18 @@ def first(request):
     return lambda weight: layer(data, weight).asnumpy()[0, 0]
 
 
-def in_place(weight):
-    weight[:] = 2
+WRITERS = {
+    "in place": lambda weight: weight.__setitem__(slice(None), 2),
+    "a part": lambda weight: weight.__setitem__(0, 2),
+    "through a view": lambda weight: weight.reshape((3, 2)).__setitem__(slice(None), 2),
+    "by an operator": lambda weight: weight.__iadd__(1),
+    "by out": lambda weight: nd.elemwise_add(weight, weight, out=weight),
+    "by an update": lambda weight: nd.sgd_update(weight, weight, lr=-1, wd=0, out=weight),
+    "by copyto": lambda weight: nd.full(weight.shape, 2).copyto(weight),
+}
 
 
-def a_part(weight):
-    weight[0] = 2
-
-
-def through_a_view(weight):
-    weight.reshape((3, 2))[:] = 2
-
-
-def by_an_operator(weight):
-    weight += 1
-
-
-def by_out(weight):
-    nd.elemwise_add(weight, weight, out=weight)
-
-
-def by_an_update(weight):
-    nd.sgd_update(weight, weight, lr=-1, wd=0, out=weight)
-
-
-def by_copyto(weight):
-    nd.full(weight.shape, 2).copyto(weight)
-
-
-WRITERS = [in_place, a_part, through_a_view, by_an_operator, by_out, by_an_update, by_copyto]
-
-
-@pytest.mark.parametrize("write", WRITERS)
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
 def test_a_written_weight_is_packed_again(first, write):
     """Also under bulk, where one operation of the engine writes and reads the weight."""
     weight = nd.ones((2, 3))

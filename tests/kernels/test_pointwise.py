@@ -177,37 +177,6 @@ def test_nan_stays_nan_and_has_no_gradient_in_relu():
     np.testing.assert_array_equal(gradient, np.zeros_like(x))
 
 
-@pytest.mark.parametrize(
-    "program, inputs, message",
-    [
-        ("swim 0", 1, "no instruction is named swim"),
-        ("relu", 1, "a number is missing"),
-        ("relu 1", 1, "not the number of an earlier value"),
-        ("relu -1", 1, "not the number of an earlier value"),
-        ("relu 0.5", 1, "not the number of an earlier value"),
-        ("relu 1e300", 1, "not the number of an earlier value"),
-        ("clip 0 0 nan", 1, "nan is not a number"),
-        ("clip 0 0 6x", 1, "6x is not a number"),
-        ("relu 0 0", 1, "0 is not expected"),
-        ("; ".join(["relu 0"] * 65), 1, "too many instructions"),
-        ("relu 0", 9, "num_inputs is 9"),
-        ("relu 0", 0, "a program has 1 to 8 inputs, not 0"),
-    ],
-)
-def test_malformed_programs_are_errors(program, inputs, message):
-    shapes = {f"x{k}": (1, 1, 1, 1, 16) for k in range(inputs)}
-    with pytest.raises(mx.MXNetError, match=message):
-        pointwise(program, inputs, "float16", 16).infer_shape(**shapes)
-
-
-def test_shapes_that_do_not_fit_are_errors():
-    shape, wider = (2, 1, 3, 3, 16), (2, 1, 3, 4, 16)
-    with pytest.raises(mx.MXNetError, match="an input of shape"):
-        pointwise("add 0 1", 2, "float16", 16).infer_shape(x0=shape, x1=wider)
-    with pytest.raises(mx.MXNetError, match="channels is 17"):
-        pointwise("add 0 1", 2, "float16", 17).infer_shape(x0=shape, x1=shape)
-
-
 def test_an_empty_batch_is_no_error():
     with mx.util.np_shape(True):
         x = np.zeros((0, 1, 3, 3, 16), np.float32)

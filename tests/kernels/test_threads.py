@@ -7,10 +7,9 @@ import threading
 import numpy as np
 import pytest
 
-from tests.kernels import test_norm
-from tests.kernels.images import ELEMENTS, Convolution, compute, normal, to_blocked
-from tests.kernels.test_blocked_convolution import exact_results
-from tests.kernels.test_depthwise import Depthwise
+from tests.kernels import test_norm, test_products
+from tests.kernels.images import ELEMENTS, compute, normal, to_blocked
+from tests.kernels.products import Convolution, Depthwise, exact_results
 from tests.lowering import printed
 from tests.marks import needs_library
 
@@ -26,7 +25,8 @@ PROGRAM = (
 
 def digests():
     """Return a digest of results, gradients and statistics for each of several operators."""
-    found = {name: exact_results(name)[1] for name in ("3x3", "first layer", "groups of 4")}
+    cases = {name: test_products.CASES[name] for name in ("3x3", "first layer", "groups of 4")}
+    found = {name: exact_results(case)[1] for name, case in cases.items()}
     pairs = {"kernel": (3, 3), "stride": (2, 2), "pad": (1, 1)}
     case = Depthwise((5, 40, 57, 57), 40, num_group=40, **pairs)
     head = normal((5, 40, 29, 29), "float16", 9)

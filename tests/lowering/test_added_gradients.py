@@ -13,7 +13,7 @@ from gluon_amp.lowering.emulation import NARROW, ROUND, ROUND_RELU, WIDEN
 from gluon_amp.policy import cast_pass
 from tests.kernels.images import operator
 from tests.lowering import on_symbols
-from tests.marks import needs_bfloat16, needs_library
+from tests.marks import needs_bfloat16
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -290,17 +290,6 @@ def test_each_operator_that_adds_is_tried():
     assert ADDING - tried == others
 
 
-@needs_library
-def test_no_weight_is_copied_in_bfloat16():
-    x, w = mx.sym.var("x"), mx.sym.var("w")
-    dense = mx.sym.FullyConnected(x, w, num_hidden=2, no_bias=True)
-    cast = cast_pass.apply(dense, amp.Policy.parse("bfloat16"), {"w": "float32"})
-    lowered = lower(cast, {"x": "float32", "w": "float32"}, "cpu")
-    emulated = [ROUND, ROUND, "FullyConnected", ROUND]
-    by_onednn = [BFLOAT16, blocked.DENSE, "amp_cast"]
-    assert ops(lowered) == (by_onednn if bfloat16.is_native() else emulated)
-
-
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_embeddings_add_and_stay_sparse(policy, sparse):
@@ -323,7 +312,20 @@ def ops(symbol):
     return [node["op"] for node in to_json(symbol)["nodes"] if node["op"] != "null"]
 
 
-def test_a_variable_that_is_read_by_what_adds_is_not_copied():
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_weight_is_copied(policy):
+    dense = mx.sym.FullyConnected(mx.sym.var("x"), mx.sym.var("w"), num_hidden=2, no_bias=True)
+    dtypes = {"x": "float32", "w": amp.Policy.parse(policy).param_dtype}
+    cast = cast_pass.apply(dense, amp.Policy.parse(policy), {"w": dtypes["w"]})
+    found = ops(lower(cast, dtypes, "cpu"))
+    copied = policy == "bfloat16" and not kernels.available()
+    assert ("_copy" in found) == copied
+    assert (BFLOAT16 in found) == (
+        policy == "bfloat16" and bfloat16.is_native() and kernels.available()
+    )
+
+
+def test_what_reads_a_variable_and_cannot_add_reads_a_copy():
     x, w = mx.sym.var("x"), mx.sym.var("w")
     dense = mx.sym.FullyConnected(x, w, num_hidden=2, no_bias=True)
     assert make_addable(dense, {}, "cpu") is dense
@@ -331,31 +333,14 @@ def test_a_variable_that_is_read_by_what_adds_is_not_copied():
     twice = make_addable(mx.sym.clip(x, 0, 1) + x, {}, "cpu")
     assert ops(twice) == ["_copy", "clip", "elemwise_add"]
     assert twice.list_arguments() == ["x"]
-
-
-def test_no_weight_is_copied_where_float16_is_emulated():
-    x, w = mx.sym.var("x"), mx.sym.var("w")
-    dense = mx.sym.FullyConnected(x, w, num_hidden=2, no_bias=True)
-    for policy in ("float16", "mixed_float16"):
-        dtypes = {"x": "float32", "w": amp.Policy.parse(policy).param_dtype}
-        cast = cast_pass.apply(dense, amp.Policy.parse(policy), {"w": dtypes["w"]})
-        assert "_copy" not in ops(lower(cast, dtypes, "cpu"))
-
-
-def test_integers_are_not_copied():
-    ids = mx.sym.var("ids", dtype="int64")
-    picked = mx.sym.take(mx.sym.var("table"), ids)
+    picked = mx.sym.take(mx.sym.var("table"), mx.sym.var("ids", dtype="int64"))
     results = to_json(make_addable(picked, {"ids": "int64", "table": "float32"}, "cpu"))
     assert [n["name"] for n in results["nodes"] if n["op"] == "_copy"] == ["table_copy"]
-
-
-def test_a_gpus_cast_adds():
-    symbol = mx.sym.amp_cast(mx.sym.var("x"), dtype="float16")
-    assert make_addable(symbol, {"x": "float32"}, "gpu") is symbol
-    same = mx.sym.amp_cast(mx.sym.var("x"), dtype="float32")
-    assert make_addable(same, {"x": "float32"}, "gpu") is same
+    same = mx.sym.amp_cast(x, dtype="float32")
     assert ops(make_addable(same, {"x": "float32"}, "cpu")) == ["_copy"]
     assert make_addable(same, {"x": "float32"}, "cpu").list_outputs() == same.list_outputs()
+    for cast in (same, mx.sym.amp_cast(x, dtype="float16")):  # a GPU's cast adds
+        assert make_addable(cast, {"x": "float32"}, "gpu") is cast
 
 
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])

@@ -26,29 +26,39 @@ from mxnet.gluon import nn
 pytestmark = needs_library
 
 
+def check_directions(net, x, head, narrow, wide=()):
+    """Compare with products of rounded arrays, but exact ones in the `wide` directions."""
+    w = net.weight.data().asnumpy()
+    x8, w8, g8 = narrow
+    products = {
+        "forward": (x8 @ w8.T, x @ w.T),
+        "data_gradient": (g8 @ w8, head @ w),
+        "weight_gradient": (g8.T @ x8, head.T @ x),
+    }
+    for direction, actual in zip(DIRECTIONS, run(net, x, head)):
+        rounded_product, exact = products[direction]
+        expected = exact if direction in wide else rounded_product
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6 * np.abs(expected).max())
+        assert not np.allclose(rounded_product, exact, rtol=1e-5)
+
+
+def weight_of(net):
+    return net.weight.data().asnumpy()
+
+
 def test_operands_and_gradients_are_rounded_by_the_scale_of_each_tensor():
     x, head = arrays()
     net = one_product(HYBRID)
-    w = net.weight.data().asnumpy()
-    x8, w8, g8 = rounded(x, E4M3), rounded(w, E4M3), rounded(head, E5M2)
-    assert not np.array_equal(x8, x)
-    y, dx, dw = run(net, x, head)
-    np.testing.assert_allclose(y, x8 @ w8.T, rtol=1e-6)
-    np.testing.assert_allclose(dx, g8 @ w8, rtol=1e-6)
-    np.testing.assert_allclose(dw, g8.T @ x8, rtol=1e-6)
+    narrow = rounded(x, E4M3), rounded(weight_of(net), E4M3), rounded(head, E5M2)
+    check_directions(net, x, head, narrow)
 
 
 def test_a_format_of_19_bits_has_no_scale():
     x, head = arrays()
     net = one_product("compute=tfloat32")
-    w = net.weight.data().asnumpy()
-    x, head = x * 1e-5, head * 1e5
+    x, head = x * np.float32(1e-5), head * np.float32(1e5)
     tf32 = FORMATS["tfloat32"]
-    x19, w19, g19 = (rounded_array(a.astype("f"), tf32) for a in (x, w, head))
-    y, dx, dw = run(net, x, head)
-    np.testing.assert_allclose(y, x19 @ w19.T, rtol=1e-6)
-    np.testing.assert_allclose(dx, g19 @ w19, rtol=1e-6)
-    np.testing.assert_allclose(dw, g19.T @ x19, rtol=1e-6)
+    check_directions(net, x, head, [rounded_array(a, tf32) for a in (x, weight_of(net), head)])
 
 
 @pytest.mark.parametrize("wide", DIRECTIONS)
@@ -58,26 +68,10 @@ def test_a_pin_of_a_direction_leaves_the_others_rounded(wide):
     policy = amp.Policy(HYBRID).pin(ops=["FullyConnected"], dtype="float8_e4m3")
     net = amp.cast(net, policy.pin(ops=["FullyConnected"], direction=wide))
     net.initialize(mx.init.Normal(1))
-    w = net.weight.data().asnumpy()
-    x8, w8, g8 = rounded(x, E4M3), rounded(w, E4M3), rounded(head, E5M2)
-    expected = {
-        direction: (a @ b, exact)
-        for direction, a, b, exact in (
-            ("forward", x8, w8.T, x @ w.T),
-            ("data_gradient", g8, w8, head @ w),
-            ("weight_gradient", g8.T, x8, head.T @ x),
-        )
-    }
-    for direction, actual in zip(DIRECTIONS, run(net, x, head)):
-        narrow, exact = expected[direction]
-        value = exact if direction == wide else narrow
-        np.testing.assert_allclose(actual, value, rtol=1e-5, atol=1e-6)
-        assert not np.allclose(narrow, exact, rtol=1e-3)
-    assert (
-        amp.describe(net)
-        .rows[0]
-        .reason.endswith(f"pinned to float32 in {wide} by the policy's own pin")
-    )
+    narrow = rounded(x, E4M3), rounded(weight_of(net), E4M3), rounded(head, E5M2)
+    check_directions(net, x, head, narrow, [wide])
+    reason = amp.describe(net).rows[0].reason
+    assert reason.endswith(f"pinned to float32 in {wide} by the policy's own pin")
 
 
 def test_gradients_alone_may_be_rounded():
@@ -87,12 +81,10 @@ def test_gradients_alone_may_be_rounded():
         policy = policy.pin(ops=["FullyConnected"], dtype="float8_e5m2", direction=direction)
     net = amp.cast(nn.Dense(3, in_units=4, use_bias=False), policy)
     net.initialize(mx.init.Normal(1))
-    w = net.weight.data().asnumpy()
     y, dx, dw = run(net, x, head)
     g8 = rounded(head, E5M2)
-    np.testing.assert_allclose(y, x @ w.T, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(dx, g8 @ w, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(dw, g8.T @ x, rtol=1e-5, atol=1e-6)
+    for actual, expected in ((y, x @ weight_of(net).T), (dx, g8 @ weight_of(net)), (dw, g8.T @ x)):
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_bias_is_added_in_float32_and_has_the_sum_of_the_rounded_gradient():

@@ -6,9 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#if MXNET_USE_MKLDNN == 1
 #include "onednn.h"
-#endif
 
 namespace gluon_amp {
 
@@ -16,8 +14,6 @@ template <typename T>
 T* plain_data(const mxnet::NDArray& array) {
   return static_cast<T*>(array.data().dptr_);
 }
-
-#if MXNET_USE_MKLDNN == 1
 
 // Members of MKLDNNStream, which libmxnet.so exports. Its header is not in the wheel.
 void* get_stream() asm("_ZN5mxnet12MKLDNNStream3GetEv");
@@ -125,22 +121,5 @@ class SameLayout {
   dnnl_memory_desc_t desc_;
   bool blocked_;
 };
-
-#else  // without oneDNN, all arrays are plain
-
-inline mxnet::NDArray plain_copy(const mxnet::NDArray& array) { return array; }
-inline void make_plain(const mxnet::NDArray&) {}
-inline void begin_plain(const mxnet::NDArray&) {}
-
-struct SameLayout {
-  explicit SameLayout(const std::vector<mxnet::NDArray>& arrays) {
-    for (const auto& array : arrays) data.push_back(plain_data<float>(array));
-  }
-  void to_plain() {}
-  float* result(const mxnet::NDArray& output) { return plain_data<float>(output); }
-  std::vector<const float*> data;
-};
-
-#endif
 
 }  // namespace gluon_amp

@@ -37,6 +37,19 @@ inline std::vector<int64_t> integers_of(const NodeAttrs& attrs, const std::strin
   return result;
 }
 
+// Two whole numbers from `least` to `most`, such as a kernel's height and width; both are `missing` if the
+// node does not have the attribute.
+inline std::vector<int64_t> pair_of(const NodeAttrs& attrs, const std::string& name, int64_t missing,
+                                    int64_t least, int64_t most) {
+  auto numbers = integers_of(attrs, name);
+  if (numbers.empty()) numbers.assign(2, missing);
+  CHECK_EQ(numbers.size(), 2) << attrs.op->name << ": " << name << " must be two numbers";
+  for (const int64_t number : numbers) {
+    CHECK(least <= number && number <= most) << attrs.op->name << ": " << name << " of " << number;
+  }
+  return numbers;
+}
+
 // One whole number; `missing` if the node does not have the attribute.
 inline int64_t integer_of(const NodeAttrs& attrs, const std::string& name, int64_t missing) {
   const auto numbers = integers_of(attrs, name);

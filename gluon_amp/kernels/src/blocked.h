@@ -13,8 +13,9 @@
 
 #include "arrays.h"
 #include "attributes.h"
-#include "elements.h"
+#include "kernels.h"
 #include "operators.h"
+#include "parallel.h"
 
 namespace gluon_amp {
 
@@ -61,6 +62,27 @@ void with_elements(int dtype, Body body) {
   if (dtype == mshadow::kBfloat16) return body(Bfloat());
   CHECK_EQ(dtype, mshadow::kFloat32);
   body(HalfValue());
+}
+
+// Moves images with `channels` channels between the plain layout (N, C, H, W) and the blocked one
+// (blocking.cc). A value has 2 or 4 bytes.
+void to_blocked(const void* plain, void* blocked, int64_t channels, const Blocked& shape, int bytes);
+void to_plain(const void* blocked, void* plain, int64_t channels, const Blocked& shape, int bytes);
+
+inline Sum<Bfloat> sum_of(Bfloat) { return kernels().moves->sum_bfloat; }
+inline Sum<HalfValue> sum_of(HalfValue) { return kernels().moves->sum_half; }
+
+// Writes the sum of arrays of n values, added in float32 and rounded once. `out` may be one of them.
+inline void add_arrays(int dtype, const std::vector<const void*>& arrays, void* out, int64_t n) {
+  with_elements(dtype, [&](auto element) {
+    using T = decltype(element);
+    std::vector<const T*> in;
+    for (const void* array : arrays) in.push_back(static_cast<const T*>(array));
+    const Sum<T> sum = sum_of(element);
+    in_parallel(n, [&](int64_t first, int64_t count) {
+      sum(in.data(), in.size(), static_cast<T*>(out), first, first + count);
+    });
+  });
 }
 
 }  // namespace gluon_amp

@@ -60,32 +60,19 @@ void expect_lanes(const NodeAttrs& attrs, int64_t lanes, int64_t channels) {
       << attrs.op->name << ": " << lanes << " lanes for " << channels << " channels";
 }
 
-Sizes pair_of(const NodeAttrs& attrs, const char* name, int64_t missing) {
-  const Sizes numbers = integers_of(attrs, name);
-  if (numbers.empty()) return {missing, missing};
-  CHECK_EQ(numbers.size(), 2) << attrs.op->name << ": " << name << " must be two numbers";
-  return numbers;
-}
-
 // Reads a node's attributes; the sizes of the data follow from its shape.
 Convolution parse(const NodeAttrs& attrs) {
   Convolution result;
   const int64_t lanes = integer_of(attrs, "lanes", 16);
-  result.kernel = pair_of(attrs, "kernel", 0);
-  result.stride = pair_of(attrs, "stride", 1);
-  result.pad = pair_of(attrs, "pad", 0);
-  result.dilate = pair_of(attrs, "dilate", 1);
+  result.kernel = pair_of(attrs, "kernel", 0, 1, INT32_MAX);
+  result.stride = pair_of(attrs, "stride", 1, 1, INT32_MAX);
+  result.pad = pair_of(attrs, "pad", 0, 0, INT32_MAX);
+  result.dilate = pair_of(attrs, "dilate", 1, 1, INT32_MAX);
   result.filters = integer_of(attrs, "num_filter", 0);
   result.groups = integer_of(attrs, "num_group", 1);
   result.channels = integer_of(attrs, "channels", 0);
   result.plain_data = flag_of(attrs, "plain_data");
   result.bias = !flag_of(attrs, "no_bias");
-  for (int i = 0; i < 2; ++i) {
-    for (const int64_t number : {result.kernel[i], result.stride[i], result.dilate[i], result.pad[i] + 1}) {
-      CHECK(0 < number && number <= INT32_MAX)
-          << attrs.op->name << ": kernel, stride and dilate must be positive, and pad not negative";
-    }
-  }
   CHECK(0 < result.filters && result.filters <= INT32_MAX && result.groups > 0 &&
         result.filters % result.groups == 0)
       << attrs.op->name << ": num_filter or num_group is wrong";

@@ -35,9 +35,9 @@ Convolution opposite(const NodeAttrs& attrs, const mxnet::TShape& data) {
   c.out_height = data[2];
   c.out_width = data[3];
   CHECK(c.out_height > 0 && c.out_width > 0) << attrs.op->name << ": the images are empty";
-  const Sizes adj = blocked_convolution::pair_of(attrs, "adj", 0);
+  const Sizes adj = pair_of(attrs, "adj", 0, 0, INT32_MAX);
   const auto size = [&](int64_t in, int i) {
-    CHECK(0 <= adj[i] && adj[i] < c.stride[i]) << attrs.op->name << ": adj must be less than the stride";
+    CHECK_LT(adj[i], c.stride[i]) << attrs.op->name << ": adj must be less than the stride";
     const int64_t result =
         c.stride[i] * (in - 1) + c.dilate[i] * (c.kernel[i] - 1) + 1 - 2 * c.pad[i] + adj[i];
     CHECK(0 < result && result <= INT32_MAX) << attrs.op->name << ": the result has no or too many pixels";

@@ -8,12 +8,8 @@
 #include <vector>
 
 #include "blocked.h"
-#include "blocking.h"
-#include "kernels.h"
-#include "moves_kernels.h"
-#include "parallel.h"
+#include "products.h"
 #include "shapes.h"
-#include "sums.h"
 
 namespace gluon_amp {
 namespace {
@@ -32,7 +28,9 @@ bool relate_layouts(const NodeAttrs& attrs, mxnet::TShape& plain, mxnet::TShape&
   return mxnet::shape_is_known(plain) && mxnet::shape_is_known(blocked);
 }
 
-bool infer_block(const NodeAttrs& attrs, mxnet::TShape& plain, mxnet::TShape& blocked) {
+bool infer_block(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  expect_inputs(attrs, 1, in.size());
+  mxnet::TShape &plain = in[0], &blocked = out.at(0);
   set_rank(attrs, plain, 4);
   set_rank(attrs, blocked, 5);
   const int64_t lanes = lanes_of(attrs);
@@ -44,7 +42,9 @@ bool infer_block(const NodeAttrs& attrs, mxnet::TShape& plain, mxnet::TShape& bl
   return relate_layouts(attrs, plain, blocked);
 }
 
-bool infer_unblock(const NodeAttrs& attrs, mxnet::TShape& plain, mxnet::TShape& blocked) {
+bool infer_unblock(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  expect_inputs(attrs, 1, in.size());
+  mxnet::TShape &plain = out.at(0), &blocked = in[0];
   set_rank(attrs, plain, 4);
   set_rank(attrs, blocked, 5);
   const int64_t channels = integer_of(attrs, "channels", 0);
@@ -96,74 +96,47 @@ void move_groups(const T* in, T* out, int64_t channels, const Blocked& shape) {
   }
 }
 
-template <bool to_blocked, typename T>
-void move_values(const NDArray& input, OpReqType req, const NDArray& output) {
-  const mxnet::TShape &plain = to_blocked ? input.shape() : output.shape(),
-                      &blocked = to_blocked ? output.shape() : input.shape();
-  CHECK_EQ(blocked, blocked_shape(plain[0], plain[1], plain[2], plain[3], blocked[4]));
-  const Blocked shape(blocked);
-  if (shape.size() == 0) return;
-  const NDArray readable = plain_copy(input);
-  const T* in = values_of<T>(readable);
-  if (req != mxnet::kAddTo) return move_groups<to_blocked>(in, result_of<T>(output), plain[1], shape);
-  std::vector<T> moved(output.shape().Size());
-  move_groups<to_blocked>(in, moved.data(), plain[1], shape);
-  make_plain(output);
-  T* out = result_of<T>(output);
-  add_arrays(output.dtype(), {out, moved.data()}, out, moved.size());
+template <bool to_blocked>
+void move_values(const void* in, void* out, int64_t channels, const Blocked& shape, int bytes) {
+  if (bytes == 2) {
+    move_groups<to_blocked>(static_cast<const uint16_t*>(in), static_cast<uint16_t*>(out), channels, shape);
+  } else {
+    move_groups<to_blocked>(static_cast<const uint32_t*>(in), static_cast<uint32_t*>(out), channels, shape);
+  }
 }
 
 template <bool to_blocked>
 void move_images(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
-             const Arrays& outputs) {
-  if (req[0] == mxnet::kNullOp) return;
-  const bool two_bytes = inputs[0].dtype() == mshadow::kBfloat16;
-  const auto moved = two_bytes ? move_values<to_blocked, uint16_t> : move_values<to_blocked, uint32_t>;
-  moved(inputs[0], req[0], outputs[0]);
+                 const Arrays& outputs) {
+  const NDArray &input = inputs[0], &output = outputs[0];
+  const mxnet::TShape &plain = to_blocked ? input.shape() : output.shape(),
+                      &blocked = to_blocked ? output.shape() : input.shape();
+  CHECK_EQ(blocked, blocked_shape(plain[0], plain[1], plain[2], plain[3], blocked[4]));
+  if (req[0] == mxnet::kNullOp || plain.Size() == 0) return;
+  const NDArray readable = plain_copy(input);
+  Result target(output, req[0]);
+  const int bytes = size_of_value(input);
+  move_values<to_blocked>(values_of<char>(readable), target.data(), plain[1], Blocked(blocked), bytes);
+  target.add();
 }
 
-// Adds an operator and its gradient, which moves back. `infer` relates the plain and the blocked shape.
+// Adds an operator and its gradient, which moves back.
 template <bool to_blocked>
-void add_move(const std::string& name,
-              bool (*infer)(const NodeAttrs&, mxnet::TShape& plain, mxnet::TShape& blocked)) {
-  const auto infer_for = [=](bool blocked_result) {
-    return [=](const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-      expect_inputs(attrs, 1, in.size());
-      return blocked_result ? infer(attrs, in[0], out.at(0)) : infer(attrs, out.at(0), in[0]);
-    };
-  };
-  const auto in_place = [](const NodeAttrs&) { return std::vector<std::pair<int, int>>{{0, 0}}; };
-  const std::string backward = "_backward" + name;
-  nnvm::Op* op = add_op(name, move_images<to_blocked>, infer_for(to_blocked), infer_one_dtype);
-  nnvm::Op* grad = add_op(backward, move_images<!to_blocked>, infer_for(!to_blocked), infer_one_dtype);
-  for (nnvm::Op* each : {op, grad}) {
-    each->num_inputs = 1;
-    set_attr(each, "FInplaceOption", InplaceOption(in_place), kPriority);
-  }
-  op->add_argument("data", "NDArray-or-Symbol", "bfloat16 or float32");
-  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
-    return make_grad_node(backward.c_str(), node, grads, node->attrs.dict);
-  };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  set_attr(grad, "TIsBackward", true, kPriority);
+void add_move(const std::string& name, const InferShape& infer) {
+  nnvm::Op* op = add_op(name, move_images<to_blocked>, infer, infer_one_dtype);
+  op->num_inputs = 1;
+  may_work_in_place(op);
+  may_work_in_place(add_gradient(op, move_images<!to_blocked>, only_gradients));
 }
 
 }  // namespace
 
 void to_blocked(const void* plain, void* blocked, int64_t channels, const Blocked& shape, int bytes) {
-  if (bytes == 2) {
-    move_groups<true>(static_cast<const uint16_t*>(plain), static_cast<uint16_t*>(blocked), channels, shape);
-  } else {
-    move_groups<true>(static_cast<const uint32_t*>(plain), static_cast<uint32_t*>(blocked), channels, shape);
-  }
+  move_values<true>(plain, blocked, channels, shape, bytes);
 }
 
 void to_plain(const void* blocked, void* plain, int64_t channels, const Blocked& shape, int bytes) {
-  if (bytes == 2) {
-    move_groups<false>(static_cast<const uint16_t*>(blocked), static_cast<uint16_t*>(plain), channels, shape);
-  } else {
-    move_groups<false>(static_cast<const uint32_t*>(blocked), static_cast<uint32_t*>(plain), channels, shape);
-  }
+  move_values<false>(blocked, plain, channels, shape, bytes);
 }
 
 void register_blocking() {

@@ -48,36 +48,17 @@ bool infer_cast_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
   return true;
 }
 
-bool infer_grad_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
+bool infer_cast_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
   expect_inputs(attrs, 1, in.size());
-  if (out[0] == -1) out[0] = mshadow::kFloat32;
-  if (in[0] == -1) in[0] = is_float(out[0]) ? static_cast<int>(mshadow::kBfloat16) : out[0];
-  return true;
-}
-
-nnvm::Op* add_cast(const std::string& name, const Compute& compute, const InferType& infer) {
-  const auto infer_shape = [](const NodeAttrs& attrs, mxnet::ShapeVector& in,
-                              mxnet::ShapeVector& out) {
-    expect_inputs(attrs, 1, in.size());
-    return unify(attrs, {&in[0], &out.at(0)});
-  };
-  nnvm::Op* op = add_op(name, compute, infer_shape, infer);
-  op->num_inputs = 1;
-  return op;
+  return unify(attrs, {&in[0], &out.at(0)});
 }
 
 }  // namespace
 
 void register_casts() {
-  const std::string name = "_gluon_amp_bfloat16", backward = "_backward_gluon_amp_bfloat16";
-  nnvm::Op* op = add_cast(name, to_bfloat16, infer_cast_type);
-  op->add_argument("data", "NDArray-or-Symbol", "dense");
-  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
-    return make_grad_node(backward.c_str(), node, grads, node->attrs.dict);
-  };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  nnvm::Op* grad = add_cast(backward, to_bfloat16_grad, infer_grad_type);
-  set_attr(grad, "TIsBackward", true, kPriority);
+  nnvm::Op* op = add_op("_gluon_amp_bfloat16", to_bfloat16, infer_cast_shape, infer_cast_type);
+  op->num_inputs = 1;
+  add_gradient(op, to_bfloat16_grad, only_gradients);
 }
 
 }  // namespace gluon_amp

@@ -1,8 +1,7 @@
 // Concatenates blocked images along their channels. The gradient splits them.
 //
 // Both move the same parts: ranges of channels that are lanes of one group in an input and of one group
-// in the result. The attribute `lanes` is the number of lanes of the result, 0 for all channels in one group;
-// without it, all arrays have the same number of lanes.
+// in the result. The attribute `lanes` is the number of lanes of the result, 0 for all channels in one group.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -153,20 +152,19 @@ void set_groups(const NodeAttrs& attrs, mxnet::TShape& shape, int64_t channels) 
   set_size(attrs, shape, 1, (channels - 1) / shape[4] + 1);
 }
 
-bool infer_parts(const NodeAttrs& attrs, mxnet::ShapeVector& narrow, mxnet::TShape& wide) {
+bool infer_concat(const NodeAttrs& attrs, mxnet::ShapeVector& narrow, mxnet::ShapeVector& result) {
+  mxnet::TShape& wide = result.at(0);
   const auto channels = channels_of(attrs);
   expect_inputs(attrs, channels.size(), narrow.size());
-  const bool same_lanes = text_of(attrs, "lanes").empty();
   const int64_t lanes = lanes_of(attrs), all = total_of(channels);
   set_rank(attrs, wide, 5);
-  if (!same_lanes) set_size(attrs, wide, 4, lanes == 0 ? all : lanes);
+  set_size(attrs, wide, 4, lanes == 0 ? all : lanes);
   // Twice, since a size that is known only for the last array holds for the first, too.
   bool known = true;
   for (size_t i = 0; i < 2 * narrow.size(); ++i) {
     mxnet::TShape& shape = narrow[i % narrow.size()];
     set_rank(attrs, shape, 5);
     for (int common : {0, 2, 3}) share_size(attrs, shape, common, wide, common);
-    if (same_lanes) share_size(attrs, shape, 4, wide, 4);
     set_groups(attrs, shape, channels[i % narrow.size()]);
     if (i >= narrow.size()) known = known && mxnet::shape_is_known(shape);
   }
@@ -178,26 +176,14 @@ bool infer_parts(const NodeAttrs& attrs, mxnet::ShapeVector& narrow, mxnet::TSha
 
 void register_concat() {
   const auto arrays = [](const NodeAttrs& attrs) { return count_of(attrs, kConcatenated); };
-  const auto infer_concat = [](const NodeAttrs& attrs, mxnet::ShapeVector& in,
-                               mxnet::ShapeVector& out) { return infer_parts(attrs, in, out.at(0)); };
-  const auto infer_split = [](const NodeAttrs& attrs, mxnet::ShapeVector& in,
-                              mxnet::ShapeVector& out) {
-    expect_inputs(attrs, 1, in.size());
-    return infer_parts(attrs, out, in[0]);
-  };
-  const std::string backward = "_backward_gluon_amp_concat";
   nnvm::Op* op = add_op("_gluon_amp_concat", concat, infer_concat, infer_one_dtype);
   op->num_inputs = nnvm::kVarg;
   op->get_num_inputs = arrays;
-  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
+  const auto read = [=](const ObjectPtr& node, const Entries& grads) {
     expect_inputs(node->attrs, arrays(node->attrs), inputs_of(node).size());
-    return make_grad_node(backward.c_str(), node, grads, node->attrs.dict);
+    return grads;
   };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  nnvm::Op* grad = add_op(backward, split, infer_split, infer_one_dtype);
-  grad->num_inputs = 1;
-  grad->get_num_outputs = arrays;
-  set_attr(grad, "TIsBackward", true, kPriority);
+  add_gradient(op, split, read)->get_num_outputs = arrays;
 }
 
 }  // namespace gluon_amp

@@ -88,22 +88,9 @@ bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
   return shapes_of("FInferShape")[nnvm::Op::Get("Convolution")](attrs, in, out);
 }
 
-bool infer_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  expect_inputs(attrs, out.size() + 1, in.size());
-  mxnet::ShapeVector read(in.begin() + 1, in.end()), result{in[0]};
-  const bool known = infer_shape(attrs, read, result);
-  std::copy(read.begin(), read.end(), in.begin() + 1);
-  in[0] = result[0];
-  out = read;
-  return known;
-}
-
-// Adds an operator of bfloat16 arrays that has the attributes of one of MXNet's operators.
-nnvm::Op* add_like(const std::string& name, const char* stock, const Compute& compute,
-                   const InferShape& infer_shape) {
-  constexpr int kBfloat = mshadow::kBfloat16;
+// Gives an operator the attributes, arrays and resources of one of MXNet's.
+void make_like(nnvm::Op* op, const char* stock) {
   const nnvm::Op* own = nnvm::Op::Get(stock);
-  nnvm::Op* op = add_op(name, compute, infer_shape, infer_cast<kBfloat, kBfloat>);
   const auto& resources = resources_of("FResourceRequest");
   set_attr(op, "FResourceRequest", resources[own], kPriority);
   op->attr_parser = own->attr_parser;
@@ -111,22 +98,20 @@ nnvm::Op* add_like(const std::string& name, const char* stock, const Compute& co
   op->num_outputs = own->num_outputs;
   op->get_num_inputs = own->get_num_inputs;
   op->get_num_outputs = own->get_num_outputs;
-  return op;
 }
 
 }  // namespace
 
 void register_convolutions() {
-  const std::string backward = "_backward_gluon_amp_convolution";
-  nnvm::Op* op = add_like("_gluon_amp_convolution", "Convolution", convolve, infer_shape);
-  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
+  constexpr int kBfloat = mshadow::kBfloat16;
+  nnvm::Op* op = add_op("_gluon_amp_convolution", convolve, infer_shape, infer_cast<kBfloat, kBfloat>);
+  make_like(op, "Convolution");
+  const auto read = [](const ObjectPtr& node, const Entries& grads) {
     Entries inputs = grads;
     for (const auto& input : inputs_of(node)) inputs.push_back(input);
-    return make_grad_node(backward.c_str(), node, inputs, node->attrs.dict);
+    return inputs;
   };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  nnvm::Op* grad = add_like(backward, "_backward_Convolution", convolve_grad, infer_grad_shape);
-  set_attr(grad, "TIsBackward", true, kPriority);
+  make_like(add_gradient(op, convolve_grad, read), "_backward_Convolution");
 }
 
 }  // namespace gluon_amp

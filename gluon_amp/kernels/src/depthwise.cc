@@ -1,10 +1,10 @@
-// Depthwise convolutions: plans and threads around the loops of depthwise_kernels.h.
+// Convolutions with few channels in a group, of images in the blocked layout: plans and threads around the
+// loops of depthwise_kernels.h. In depthwise convolutions, each channel is a group. Products and sums are in
+// float32, and results are rounded once. No result depends on the number of threads.
 //
 // Each task copies some rows of one image, `width` of its channels, to a buffer in float32 with zeros
 // around the image. So the loops need not know about borders, and a value is converted once although
 // several results read it. The buffer stays in the L2 cache.
-#include "depthwise.h"
-
 #include <omp.h>
 
 #include <algorithm>
@@ -12,11 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "depthwise_kernels.h"
-#include "kernels.h"
-
 namespace gluon_amp {
 namespace depthwise {
+
+using blocked_convolution::Convolution;
 
 constexpr int64_t kBufferBytes = 96 << 10;
 constexpr int64_t kCacheLine = 64;
@@ -70,24 +69,26 @@ struct Axis {
   int64_t reach(int64_t count) const { return (count - 1) * stride + highest - lowest + 1; }
 };
 
-Axis forward_axis(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t pad,
-                  int64_t dilate) {
-  Phase phase{0, 1, out};
-  for (int64_t k = 0; k < kernel; ++k) {
+// One dimension of a convolution: its rows (i = 0) or columns (1)
+Axis forward_axis(const Convolution& c, int i) {
+  const int64_t in = i ? c.width : c.height, out = i ? c.out_width : c.out_height;
+  Phase phase{0, 1, out, {}, {}};
+  for (int64_t k = 0; k < c.kernel[i]; ++k) {
     phase.taps.push_back(k);
-    phase.offsets.push_back(k * dilate - pad);
+    phase.offsets.push_back(k * c.dilate[i] - c.pad[i]);
   }
-  return Axis(out, in, stride, {phase});
+  return Axis(out, in, c.stride[i], {phase});
 }
 
 // Position i of the data was read as i = stride * o + dilate * k - pad. So all positions with the same
 // remainder of i / stride collect the gradient of the same taps.
-Axis grad_axis(int64_t in, int64_t out, int64_t kernel, int64_t stride, int64_t pad, int64_t dilate) {
+Axis grad_axis(const Convolution& c, int i) {
+  const int64_t in = i ? c.width : c.height, out = i ? c.out_width : c.out_height, stride = c.stride[i];
   std::vector<Phase> phases;
   for (int64_t first = 0; first < std::min(stride, in); ++first) {
-    Phase phase{first, stride, ceil_div(in - first, stride)};
-    for (int64_t k = 0; k < kernel; ++k) {
-      const int64_t distance = first + pad - k * dilate;
+    Phase phase{first, stride, ceil_div(in - first, stride), {}, {}};
+    for (int64_t k = 0; k < c.kernel[i]; ++k) {
+      const int64_t distance = first + c.pad[i] - k * c.dilate[i];
       if (distance % stride) continue;
       phase.taps.push_back(k);
       phase.offsets.push_back(distance / stride);
@@ -258,9 +259,15 @@ int threads_for(int64_t steps, int64_t tasks) {
   return steps < few ? 1 : static_cast<int>(std::min<int64_t>(tasks, omp_get_max_threads()));
 }
 
-int64_t weights_of_group(const DepthwiseShape& s) {
-  return s.group_in * s.group_out * s.kernel_h * s.kernel_w;
+Side data_side(const Convolution& c) {
+  return {c.channels, c.channels / c.groups, c.kernel[0] * c.kernel[1]};
 }
+
+Side result_side(const Convolution& c) {
+  return {c.filters, c.filters / c.groups, c.channels / c.groups * c.kernel[0] * c.kernel[1]};
+}
+
+int64_t weights_of_group(const Convolution& c) { return result_side(c).each * result_side(c).step; }
 
 // Where the weights of the channels of a slice start
 LaneOffsets first_weights(const Plan& plan, const Slices& slices, int64_t slice, int64_t group_size) {
@@ -275,7 +282,7 @@ LaneOffsets first_weights(const Plan& plan, const Slices& slices, int64_t slice,
 
 // Computes the results of a plan.
 template <typename T>
-void gather(const DepthwiseShape& shape, const Plan& plan, const DepthwiseKernels& kernels,
+void gather(const Convolution& shape, const Plan& plan, const DepthwiseKernels& kernels,
             const T* source, const float* weights, const float* bias, T* result) {
   const auto& loops = loops_for(kernels, T());
   const int64_t width = kernels.width, lanes = shape.lanes, taps = plan.weights.size();
@@ -346,7 +353,7 @@ void gather(const DepthwiseShape& shape, const Plan& plan, const DepthwiseKernel
 constexpr int64_t kTasks = 64;
 
 template <typename T>
-void correlate(const DepthwiseShape& shape, const Plan& plan, const DepthwiseKernels& kernels,
+void correlate(const Convolution& shape, const Plan& plan, const DepthwiseKernels& kernels,
                const T* data, const T* grad, float* weight_grad, float* bias_grad) {
   const auto& loops = loops_for(kernels, T());
   const int64_t width = kernels.width, lanes = shape.lanes, taps = plan.weights.size();
@@ -406,65 +413,36 @@ void correlate(const DepthwiseShape& shape, const Plan& plan, const DepthwiseKer
   }
 }
 
-Side data_side(const DepthwiseShape& s) { return {s.channels, s.group_in, s.kernel_h * s.kernel_w}; }
-
-Side result_side(const DepthwiseShape& s) {
-  return {s.channels / s.group_in * s.group_out, s.group_out, s.group_in * s.kernel_h * s.kernel_w};
+Plan forward_plan(const Convolution& c, int64_t width) {
+  return Plan(forward_axis(c, 0), forward_axis(c, 1), data_side(c), result_side(c), c.kernel[1], width);
 }
 
-Plan forward_plan(const DepthwiseShape& s, int64_t width) {
-  return Plan(forward_axis(s.in_height, s.out_height, s.kernel_h, s.stride_h, s.pad_h, s.dilate_h),
-              forward_axis(s.in_width, s.out_width, s.kernel_w, s.stride_w, s.pad_w, s.dilate_w),
-              data_side(s), result_side(s), s.kernel_w, width);
+Plan grad_plan(const Convolution& c, int64_t width) {
+  return Plan(grad_axis(c, 0), grad_axis(c, 1), result_side(c), data_side(c), c.kernel[1], width);
 }
 
-Plan grad_plan(const DepthwiseShape& s, int64_t width) {
-  return Plan(grad_axis(s.in_height, s.out_height, s.kernel_h, s.stride_h, s.pad_h, s.dilate_h),
-              grad_axis(s.in_width, s.out_width, s.kernel_w, s.stride_w, s.pad_w, s.dilate_w),
-              result_side(s), data_side(s), s.kernel_w, width);
+// T is Bfloat or HalfValue. Weights are float32 (filters, channels of a group, kernel), and the bias is
+// float32 (filters) or null; both are rounded to T. The padding of data and gradients may hold any values,
+// that of results is 0. Results may not share memory with arguments.
+template <typename T>
+void forward(const Convolution& c, const T* data, const float* weights, const float* bias, T* result) {
+  const auto& loops = *kernels().depthwise;
+  gather(c, forward_plan(c, loops.width), loops, data, weights, bias, result);
+}
+
+template <typename T>
+void data_grad(const Convolution& c, const T* grad, const float* weights, T* result) {
+  const auto& loops = *kernels().depthwise;
+  gather(c, grad_plan(c, loops.width), loops, grad, weights, static_cast<const float*>(nullptr), result);
+}
+
+// Writes both gradients in float32, not rounded; `bias_grad` may be null. Without images, they stay.
+template <typename T>
+void weight_grad(const Convolution& c, const T* data, const T* grad, float* weight_grad, float* bias_grad) {
+  if (c.images == 0) return;
+  const auto& loops = *kernels().depthwise;
+  correlate(c, forward_plan(c, loops.width), loops, data, grad, weight_grad, bias_grad);
 }
 
 }  // namespace depthwise
-
-template <typename T>
-void depthwise_forward(const DepthwiseShape& shape, const T* data, const float* weights,
-                       const float* bias, T* result) {
-  using namespace depthwise;
-  const auto& loops = *kernels().depthwise;
-  gather(shape, forward_plan(shape, loops.width), loops, data, weights, bias, result);
-}
-
-template <typename T>
-void depthwise_data_grad(const DepthwiseShape& shape, const T* grad, const float* weights,
-                         T* data_grad) {
-  using namespace depthwise;
-  const auto& loops = *kernels().depthwise;
-  const float* const no_bias = nullptr;
-  gather(shape, grad_plan(shape, loops.width), loops, grad, weights, no_bias, data_grad);
-}
-
-template <typename T>
-void depthwise_weight_grad(const DepthwiseShape& shape, const T* data, const T* grad,
-                           float* weight_grad, float* bias_grad) {
-  using namespace depthwise;
-  const auto& loops = *kernels().depthwise;
-  if (shape.images == 0) {
-    const int64_t groups = shape.channels / shape.group_in;
-    std::fill(weight_grad, weight_grad + groups * weights_of_group(shape), 0.f);
-    if (bias_grad) std::fill(bias_grad, bias_grad + groups * shape.group_out, 0.f);
-    return;
-  }
-  correlate(shape, forward_plan(shape, loops.width), loops, data, grad, weight_grad, bias_grad);
-}
-
-#define GLUON_AMP_DEPTHWISE(T)                                                                      \
-  template void depthwise_forward(const DepthwiseShape&, const T*, const float*, const float*, T*); \
-  template void depthwise_data_grad(const DepthwiseShape&, const T*, const float*, T*);             \
-  template void depthwise_weight_grad(const DepthwiseShape&, const T*, const T*, float*, float*)
-
-GLUON_AMP_DEPTHWISE(Bfloat);
-GLUON_AMP_DEPTHWISE(HalfValue);
-
-#undef GLUON_AMP_DEPTHWISE
-
 }  // namespace gluon_amp

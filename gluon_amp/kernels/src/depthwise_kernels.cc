@@ -1,32 +1,11 @@
-// The loops of depthwise_kernels.h, compiled three times as kernels.cc is.
-#include "depthwise_kernels.h"
-
-#include "kernels.h"
-#include "vectors.h"
+// The loops of depthwise_kernels.h, included in kernels.cc.
+#include "vector_math.h"
 
 namespace gluon_amp {
-
-#if defined(GLUON_AMP_AVX512)
-#define GLUON_AMP_TABLE avx512_depthwise_kernels
-#elif defined(GLUON_AMP_AVX2)
-#define GLUON_AMP_TABLE avx2_depthwise_kernels
-#else
-#define GLUON_AMP_TABLE plain_depthwise_kernels
-#endif
-
 namespace {
 
 constexpr int kWidth = Many::width;
 static_assert(kWidth <= LaneOffsets::kMost, "a slice is one vector");
-
-// a * b + sum
-#if defined(GLUON_AMP_AVX512)
-inline Many fused(Many a, Many b, Many sum) { return {_mm512_fmadd_ps(a.x, b.x, sum.x)}; }
-#elif defined(GLUON_AMP_AVX2)
-inline Many fused(Many a, Many b, Many sum) { return {_mm256_fmadd_ps(a.x, b.x, sum.x)}; }
-#else
-inline Many fused(Many a, Many b, Many sum) { return a * b + sum; }
-#endif
 
 // Value i of the result is value index[i].
 struct Permutation {
@@ -206,7 +185,7 @@ void add_up(const float* grad, int64_t count, float* sum) {
   (Many::load(sum) + total).store(sum);
 }
 
-const DepthwiseKernels table = {
+const DepthwiseKernels depthwise_table = {
     kWidth,
     {load<Bfloat>, mix<Bfloat>, pack<Bfloat>, gather<Bfloat>},
     {load<HalfValue>, mix<HalfValue>, pack<HalfValue>, gather<HalfValue>},
@@ -215,7 +194,4 @@ const DepthwiseKernels table = {
 };
 
 }  // namespace
-
-const DepthwiseKernels* GLUON_AMP_TABLE() { return &table; }
-
 }  // namespace gluon_amp

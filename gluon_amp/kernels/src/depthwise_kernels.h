@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "elements.h"
+#include "formats.h"
 
 namespace gluon_amp {
 
@@ -65,10 +65,5 @@ struct DepthwiseKernels {
   // sum += the sum of `count` positions
   void (*add_up)(const float* grad, int64_t count, float* sum);
 };
-
-// depthwise_kernels.cc, compiled once for each instruction set.
-const DepthwiseKernels* plain_depthwise_kernels();
-const DepthwiseKernels* avx2_depthwise_kernels();
-const DepthwiseKernels* avx512_depthwise_kernels();
 
 }  // namespace gluon_amp

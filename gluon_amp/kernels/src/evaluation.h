@@ -135,20 +135,6 @@ inline Many rounded_to(Many x) {
   return Many::load(rounded);
 }
 
-template <typename E>
-inline void convert(const E* from, float* to, int64_t size) {
-  int64_t i = 0;
-  for (; i + Many::width <= size; i += Many::width) Many::load(from + i).store(to + i);
-  for (; i < size; ++i) One::load(from + i).store(to + i);
-}
-
-template <typename E>
-inline void convert(const float* from, E* to, int64_t size) {
-  int64_t i = 0;
-  for (; i + Many::width <= size; i += Many::width) Many::load(from + i).store(to + i);
-  for (; i < size; ++i) One::load(from + i).store(to + i);
-}
-
 // The values of a program, and the gradients of the result with respect to them, of a piece of a span.
 // Loops run over whole Manys: what they compute beyond the end of the piece is not used.
 template <typename E>

@@ -10,25 +10,15 @@
 #include <vector>
 
 #include "blocked.h"
-#include "parallel.h"
 #include "shapes.h"
-#include "sums.h"
 
 namespace gluon_amp {
 namespace {
 
-using InputOutput = std::vector<std::pair<int, int>>;
-
 uint32_t readers_of(const NodeAttrs& attrs) { return count_of(attrs, "num_outputs"); }
 
-// For each reader, an input and the output that shares its memory
-InputOutput in_place(const NodeAttrs& attrs, bool one_output) {
-  InputOutput pairs;
-  for (uint32_t i = 0; i < readers_of(attrs); ++i) pairs.emplace_back(i, one_output ? 0 : i);
-  return pairs;
-}
-
 bool infer_one_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  expect_inputs(attrs, readers_of(attrs), in.size());
   std::vector<mxnet::TShape*> shapes;
   for (auto& shape : in) shapes.push_back(&shape);
   for (auto& shape : out) shapes.push_back(&shape);
@@ -65,41 +55,41 @@ void sum_all(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Req
   add_arrays(outputs[0].dtype(), values, result_of<char>(outputs[0]), outputs[0].shape().Size());
 }
 
-// Adds an operator with an input for each reader.
-nnvm::Op* add_variadic(const std::string& name, const Compute& compute, bool one_output) {
-  const auto infer = [](const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-    expect_inputs(attrs, readers_of(attrs), in.size());
-    return infer_one_shape(attrs, in, out);
-  };
-  nnvm::Op* op = add_op(name, compute, infer, infer_one_dtype);
-  op->num_inputs = nnvm::kVarg;
-  op->get_num_inputs = readers_of;
-  const auto shared = [=](const NodeAttrs& attrs) { return in_place(attrs, one_output); };
-  set_attr(op, "FInplaceOption", InplaceOption(shared), kPriority);
-  return op;
-}
-
 }  // namespace
 
 void register_fork() {
-  const std::string backward = "_backward_gluon_amp_fork";
-  nnvm::Op* op = add_variadic("_gluon_amp_fork", fork, false);
-  op->get_num_outputs = readers_of;
+  nnvm::Op* op = add_op("_gluon_amp_fork", fork, infer_one_shape, infer_one_dtype);
+  op->num_inputs = nnvm::kVarg;
+  op->get_num_inputs = op->get_num_outputs = readers_of;
+  // Each output shares the memory of one input, and the sum that of any of its inputs.
+  const auto own = [](const NodeAttrs& attrs) {
+    std::vector<std::pair<int, int>> pairs;
+    for (uint32_t i = 0; i < readers_of(attrs); ++i) pairs.emplace_back(i, i);
+    return pairs;
+  };
+  const auto any = [](const NodeAttrs& attrs) {
+    std::vector<std::pair<int, int>> pairs;
+    for (uint32_t i = 0; i < readers_of(attrs); ++i) pairs.emplace_back(i, 0);
+    return pairs;
+  };
   const auto identical = [](const NodeAttrs& attrs) {
     return std::vector<bool>(readers_of(attrs), true);
   };
+  set_attr(op, "FInplaceOption", InplaceOption(own), kPriority);
   set_attr(op, "FInplaceIdentity", InplaceIdentity(identical), kPriority);
-  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
+  const auto gradient = [](const ObjectPtr& node, const Entries& grads) {
     const Entries& inputs = inputs_of(node);
     expect_inputs(node->attrs, grads.size(), inputs.size());
-    Entries gradients = make_grad_node(backward.c_str(), node, grads, node->attrs.dict);
+    Entries gradients = gradients_of(node, grads);
     for (size_t i = 1; i < inputs.size(); ++i) {
       gradients.push_back(make_grad_node("zeros_like", node, {inputs[i]}, {})[0]);
     }
     return gradients;
   };
   set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  set_attr(add_variadic(backward, sum_all, true), "TIsBackward", true, kPriority);
+  nnvm::Op* grad = add_backward(op, sum_all);
+  grad->get_num_inputs = readers_of;
+  set_attr(grad, "FInplaceOption", InplaceOption(any), kPriority);
 }
 
 }  // namespace gluon_amp

@@ -1,11 +1,22 @@
-// A binary floating-point format by its parameters, as gluon_amp/base/formats.py has them. Its exponents are
-// among those of float32, and its significands are shorter.
+// How a value of low precision is stored, and formats.
 #pragma once
 
+#include <cstdint>
 #include <limits>
 
 namespace gluon_amp {
 
+struct Bfloat {
+  uint16_t bits;
+};
+
+// The emulation's float16: stored as float32; storing rounds.
+struct HalfValue {
+  float value;
+};
+
+// A binary floating-point format by its parameters, as gluon_amp/base/formats.py has them. Its exponents are
+// among those of float32, and its significands are shorter.
 struct Format {
   int significand_bits;  // 1 to 22, without the leading 1
   int bias;              // 1 to 127: the exponents of normal numbers begin at 1 - bias

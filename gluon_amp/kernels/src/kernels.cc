@@ -1,14 +1,14 @@
-// The loops of kernels.h. This file is compiled three times: with -DGLUON_AMP_AVX512, with
+// The loops of kernels.h, and all others. This file is compiled three times: with -DGLUON_AMP_AVX512, with
 // -DGLUON_AMP_AVX2 (and the flags that allow these instructions), and without either. Only the table
 // at the end may be visible to other files: otherwise the linker could select a loop that this
 // processor cannot run.
 #include "kernels.h"
 
-#include "moves_kernels.h"
-#include "depthwise_kernels.h"
-#include "pooling_kernels.h"
-#include "norm_kernels.h"
-#include "pointwise_kernels.h"
+#include "depthwise_kernels.cc"
+#include "moves_kernels.cc"
+#include "norm_kernels.cc"
+#include "pointwise_kernels.cc"
+#include "pooling_kernels.cc"
 #include "vectors.h"
 
 namespace gluon_amp {
@@ -23,14 +23,6 @@ namespace gluon_amp {
 
 namespace {
 
-// Calls step(Many or One, i) for all i. The type determines how many elements a step processes.
-template <typename Step>
-inline void each(int64_t n, Step step) {
-  int64_t i = 0;
-  for (; i + Many::width <= n; i += Many::width) step(Many(), i);
-  for (; i < n; ++i) step(One(), i);
-}
-
 // Calls body(function that rounds a One or a Many). The processor has instructions for float16.
 template <typename Body>
 inline void with_rounding(const Format& format, Body body) {
@@ -40,14 +32,14 @@ inline void with_rounding(const Format& format, Body body) {
 
 void round(const float* in, float* out, int64_t n, const Format& format) {
   with_rounding(format, [=](auto to_format) {
-    each(n, [=](auto v, int64_t i) { to_format(v.load(in + i)).store(out + i); });
+    each(0, n, [=](auto v, int64_t i) { to_format(v.load(in + i)).store(out + i); });
   });
 }
 
 void round_scaled(const float* in, float* out, int64_t n, const Format& format, int exponent) {
   const float up = std::ldexp(1.f, exponent), down = std::ldexp(1.f, -exponent);
   with_rounding(format, [=](auto to_format) {
-    each(n, [=](auto v, int64_t i) {
+    each(0, n, [=](auto v, int64_t i) {
       (to_format(v.load(in + i) * v.all(up)) * v.all(down)).store(out + i);
     });
   });
@@ -66,14 +58,14 @@ float largest(const float* in, int64_t n) {
 
 void round_relu(const float* in, float* out, int64_t n, const Format& format) {
   with_rounding(format, [=](auto to_format) {
-    each(n, [=](auto v, int64_t i) { to_format(v.load(in + i)).or_zero().store(out + i); });
+    each(0, n, [=](auto v, int64_t i) { to_format(v.load(in + i)).or_zero().store(out + i); });
   });
 }
 
 void round_relu_grad(const float* grad, const float* result, float* out, int64_t n,
                      const Format& format) {
   with_rounding(format, [=](auto to_format) {
-    each(n, [=](auto v, int64_t i) {
+    each(0, n, [=](auto v, int64_t i) {
       const auto g = v.load(grad + i);
       // oneDNN multiplies by the slope of 0 or 1: inf and NaN become NaN, and -1 becomes -0.
       to_format(g.where_positive(v.load(result + i), g * v.all(0))).store(out + i);
@@ -81,20 +73,15 @@ void round_relu_grad(const float* grad, const float* result, float* out, int64_t
   });
 }
 
-template <typename From, typename To>
-void convert(const From* in, To* out, int64_t n) {
-  each(n, [=](auto v, int64_t i) { v.load(in + i).store(out + i); });
-}
-
 void interleave(const float* low, const float* high, Bfloat* out, int64_t n) {
-  each(n, [=](auto v, int64_t i) {
+  each(0, n, [=](auto v, int64_t i) {
     v.store_pairs(v.load(low + i), v.load(high + i), out + 2 * i);
   });
 }
 
 template <typename T>
 void add(const T* in, T* out, int64_t n) {
-  each(n, [=](auto v, int64_t i) { (v.load(out + i) + v.load(in + i)).store(out + i); });
+  each(0, n, [=](auto v, int64_t i) { (v.load(out + i) + v.load(in + i)).store(out + i); });
 }
 
 // A value is not finite if all its exponent bits are set. Adding the lowest of them then carries into
@@ -124,16 +111,16 @@ inline V current(V, const float* master, const half_bits* weight) {
 // Both updates have the order of operations of MXNet's kernels (src/operator/optimizer_op-inl.h, and
 // contrib/adamw-inl.h for decoupled weight decay), so the results have the same bits.
 template <typename G>
-void sgd(const G* grad, float* momentum, float* master, half_bits* weight, int64_t n,
-         const SgdConstants& c) {
-  each(n, [=, &c](auto v, int64_t i) {
+void sgd(const G* grad, float* momentum, float*, float* master, half_bits* weight, int64_t n,
+         const UpdateConstants& c) {
+  each(0, n, [=, &c](auto v, int64_t i) {
     const auto w = current(v, master + i, weight ? weight + i : nullptr);
     const auto g = v.load(grad + i);
     const auto step = c.clip >= 0 ? v.all(c.lr) * (v.all(c.rescale) * g).within(v.all(c.clip))
                                   : v.all(c.lr * c.rescale) * g;
     decltype(v) updated;
     if (momentum) {
-      const auto m = v.all(c.momentum) * v.load(momentum + i) - v.all(c.lr * c.wd) * w - step;
+      const auto m = v.all(c.beta1) * v.load(momentum + i) - v.all(c.lr * c.wd) * w - step;
       m.store(momentum + i);
       updated = w + m;
     } else {
@@ -146,8 +133,8 @@ void sgd(const G* grad, float* momentum, float* master, half_bits* weight, int64
 
 template <typename G>
 void adam(const G* grad, float* mean, float* variance, float* master, half_bits* weight, int64_t n,
-          const AdamConstants& c) {
-  each(n, [=, &c](auto v, int64_t i) {
+          const UpdateConstants& c) {
+  each(0, n, [=, &c](auto v, int64_t i) {
     const auto w = current(v, master + i, weight ? weight + i : nullptr);
     auto g = v.load(grad + i) * v.all(c.rescale) + w * v.all(c.wd);
     if (c.clip >= 0) g = g.within(v.all(c.clip));
@@ -183,11 +170,11 @@ const Kernels table = {
     convert<float, HalfValue>,
     convert<Bfloat, float>,
     interleave,
-    GLUON_AMP_NAMED(moves_kernels)(),
-    GLUON_AMP_NAMED(depthwise_kernels)(),
-    GLUON_AMP_NAMED(pooling_kernels)(),
-    GLUON_AMP_NAMED(norm_kernels)(),
-    GLUON_AMP_NAMED(pointwise_kernels)(),
+    &moves_table,
+    &depthwise_table,
+    &pooling_table,
+    norm_table,
+    pointwise_table,
 };
 
 }  // namespace

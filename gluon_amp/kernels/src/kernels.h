@@ -5,37 +5,31 @@
 
 #include <cstdint>
 
-#include "elements.h"
+#include "depthwise_kernels.h"
 #include "formats.h"
+#include "moves_kernels.h"
+#include "norm_kernels.h"
+#include "pointwise_kernels.h"
+#include "pooling_kernels.h"
 
 namespace gluon_amp {
 
 using half_bits = uint16_t;  // the bits of a float16
 
-struct SgdConstants {
-  float lr, wd, momentum, rescale, clip;  // clip < 0: no clipping
+struct UpdateConstants {
+  float lr, wd, decay;          // of the weight; decay: decoupled, 0: none
+  float rescale, clip;          // of the gradient; clip < 0: no clipping
+  float beta1, beta2, epsilon;  // SGD has the first, its momentum
 };
 
-struct AdamConstants {
-  float lr, wd, beta1, beta2, epsilon, rescale, clip, decay;  // decay: decoupled, 0: none
-};
-
-// `G` is the type of the gradient: half_bits or float. For a float32 weight, `master` is the weight
-// itself and `weight` is null. For a float16 weight, the update first compares each element with its
-// rounded master: if they differ, the user has written to the weight, and the master becomes the
-// weight. If they are equal, the master keeps its additional bits.
+// `G` is the type of the gradient: half_bits or float. The states are SGD's momentum, or null, or Adam's mean
+// and variance. For a float32 weight, `master` is the weight itself and `weight` is null. For a float16
+// weight, the update first compares each element with its rounded master: if they differ, the user has
+// written to the weight, and the master becomes the weight. If they are equal, the master keeps its additional
+// bits.
 template <typename G>
-using SgdUpdate = void (*)(const G* grad, float* momentum, float* master, half_bits* weight,
-                           int64_t n, const SgdConstants&);
-template <typename G>
-using AdamUpdate = void (*)(const G* grad, float* mean, float* variance, float* master,
-                            half_bits* weight, int64_t n, const AdamConstants&);
-
-struct MovesKernels;
-struct NormKernels;
-struct PointwiseKernels;
-struct DepthwiseKernels;
-struct PoolingKernels;
+using Update = void (*)(const G* grad, float* state, float* variance, float* master, half_bits* weight,
+                        int64_t n, const UpdateConstants&);
 
 struct Kernels {
   // out = in, rounded to a format; in and out may be one array
@@ -55,10 +49,10 @@ struct Kernels {
   void (*add_half)(const half_bits* in, half_bits* out, int64_t n);
   bool (*finite)(const float* in, int64_t n);
   bool (*finite_half)(const half_bits* in, int64_t n);
-  SgdUpdate<float> sgd;
-  SgdUpdate<half_bits> sgd_half;
-  AdamUpdate<float> adam;
-  AdamUpdate<half_bits> adam_half;
+  Update<float> sgd;
+  Update<half_bits> sgd_half;
+  Update<float> adam;
+  Update<half_bits> adam_half;
   // out = in, rounded to the type of out
   void (*to_bfloat)(const float* in, Bfloat* out, int64_t n);
   void (*to_half_value)(const float* in, HalfValue* out, int64_t n);
@@ -70,7 +64,7 @@ struct Kernels {
   const DepthwiseKernels* depthwise;
   const PoolingKernels* pooling;
   const NormKernels* norm;  // an array: of Bfloat, of HalfValue
-  const PointwiseKernels* pointwise;
+  const PointwiseKernels* pointwise;  // likewise
 };
 
 // kernels.cc, compiled once for each instruction set.

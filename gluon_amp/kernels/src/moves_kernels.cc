@@ -1,22 +1,10 @@
-// The loops of moves_kernels.h, compiled three times as kernels.cc is.
-#include "moves_kernels.h"
-
+// The loops of moves_kernels.h, included in kernels.cc.
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels.h"
 #include "vectors.h"
 
 namespace gluon_amp {
-
-#if defined(GLUON_AMP_AVX512)
-#define GLUON_AMP_TABLE avx512_moves_kernels
-#elif defined(GLUON_AMP_AVX2)
-#define GLUON_AMP_TABLE avx2_moves_kernels
-#else
-#define GLUON_AMP_TABLE plain_moves_kernels
-#endif
-
 namespace {
 
 #if defined(GLUON_AMP_AVX2) || defined(GLUON_AMP_AVX512)
@@ -112,24 +100,16 @@ void turn_pairs(const uint64_t* in, uint64_t* out) {
   }
 }
 
-template <typename V, typename T>
-inline void sum_at(V, const T* const* in, int64_t count, T* out, int64_t i) {
-  V total = V::load(in[0] + i);
-  for (int64_t k = 1; k < count; ++k) total = total + V::load(in[k] + i);
-  total.store(out + i);
-}
-
 template <typename T>
 void sum(const T* const* in, int64_t count, T* out, int64_t first, int64_t end) {
-  int64_t i = first;
-  for (; i + Many::width <= end; i += Many::width) sum_at(Many(), in, count, out, i);
-  for (; i < end; ++i) sum_at(One(), in, count, out, i);
+  each(first, end, [=](auto v, int64_t i) {
+    auto total = v.load(in[0] + i);
+    for (int64_t k = 1; k < count; ++k) total = total + v.load(in[k] + i);
+    total.store(out + i);
+  });
 }
 
-const MovesKernels table = {transpose<uint16_t>, transpose<uint32_t>, turn_pairs, sum<Bfloat>, sum<HalfValue>};
+const MovesKernels moves_table = {transpose<uint16_t>, transpose<uint32_t>, turn_pairs, sum<Bfloat>, sum<HalfValue>};
 
 }  // namespace
-
-const MovesKernels* GLUON_AMP_TABLE() { return &table; }
-
 }  // namespace gluon_amp

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "elements.h"
+#include "formats.h"
 
 namespace gluon_amp {
 
@@ -28,10 +28,5 @@ struct MovesKernels {
   Sum<Bfloat> sum_bfloat;
   Sum<HalfValue> sum_half;
 };
-
-// moves_kernels.cc, compiled once for each instruction set.
-const MovesKernels* plain_moves_kernels();
-const MovesKernels* avx2_moves_kernels();
-const MovesKernels* avx512_moves_kernels();
 
 }  // namespace gluon_amp

@@ -16,7 +16,6 @@
 #include <vector>
 
 #include "kernels.h"
-#include "norm_kernels.h"
 #include "programs.h"
 #include "shapes.h"
 
@@ -49,11 +48,6 @@ struct NormAttributes {
   Needs needs() const {
     const Needs needs = needs_of(program);
     return needs == Needs::result && program.inputs == 1 ? Needs::nothing : needs;
-  }
-  size_t inputs_of_grad() const {
-    const Needs needs = this->needs();
-    const int others = needs == Needs::nothing ? 0 : needs == Needs::result ? 1 : program.inputs - 1;
-    return kGradOthers + others;
   }
 };
 
@@ -247,20 +241,9 @@ void update_running(const NormAttributes& norm, const Arrays& inputs, int64_t ch
 void normalize_back(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
                     const Requests& req, const Arrays& outputs) {
   const NormAttributes norm(attrs);
-  expect_inputs(attrs, norm.inputs_of_grad(), inputs.size());
   const mxnet::TShape& full = inputs[kGrad].shape();
-  CHECK(inputs[kGradData].shape() == full && outputs[kDataGrad].shape() == full &&
-        inputs[kGradData].dtype() == inputs[kGrad].dtype() &&
-        outputs[kDataGrad].dtype() == inputs[kGrad].dtype())
-      << attrs.op->name << ": shapes or dtypes differ";
   const Spans spans(full, checked_channels(attrs, full), inputs[kGrad].dtype());
   const int64_t channels = spans.channels(), lanes = full[4];
-  const auto check_channels = [&](const NDArray& array) {
-    CHECK(array.shape().Size() == static_cast<size_t>(channels) && array.dtype() == mshadow::kFloat32)
-        << attrs.op->name << " expects one float32 per channel";
-  };
-  for (int i = kGradGamma; i < kGradOthers; ++i) check_channels(inputs[i]);
-  for (int i : {kGammaGrad, kBetaGrad}) check_channels(outputs[i]);
   std::vector<float> gamma_grad(channels), beta_grad(channels);
   const auto write_sums = [&]() {
     // As in MXNet, a fixed gamma's gradient is zero even if it is to be added.
@@ -350,6 +333,8 @@ void normalize_back(const NodeAttrs& attrs, const OpContext& context, const Arra
 
 // --------------------------------------------------------------------------------- registration
 
+uint32_t norm_inputs(const NodeAttrs& attrs) { return kExtras + NormAttributes(attrs).program.inputs - 1; }
+
 // Sets the sizes of float32 arrays with one value per channel.
 void set_channels(const NodeAttrs& attrs, mxnet::ShapeVector& shapes, std::initializer_list<int> which) {
   const int64_t channels = integer_of(attrs, "channels", 0);
@@ -375,100 +360,61 @@ bool infer_norm_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::Sha
   return true;
 }
 
-// As infer_grad_shape of pointwise.cc, called only without the forward operator
-bool infer_norm_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  const NormAttributes norm(attrs);
-  expect_inputs(attrs, norm.inputs_of_grad(), in.size());
-  set_channels(attrs, in, {kGradGamma, kGradBeta, kGradMean, kGradInverse, kGradMovingMean,
-                           kGradMovingVar});
-  set_channels(attrs, out, {kGammaGrad, kBetaGrad});
-  bool known = unify(attrs, {&in[kGrad], &in[kGradData], &out[kDataGrad]});
-  for (int v = 1; v < norm.program.inputs; ++v) {
-    mxnet::TShape& shape = norm.needs() == Needs::values ? in[kGradOthers + v - 1] : in[kGrad];
-    known = unify(attrs, {&out[kExtraGrads + v - 1], &shape}) && known;
-  }
-  return known;
-}
-
-// Checks and sets dtypes: those of the arrays from number `first` to `last` - 1 are float32, all others are
-// alike.
-bool infer_norm_types(const NodeAttrs& attrs, Ints& in, Ints& out, size_t in_first, size_t in_last,
-                      size_t out_first, size_t out_last) {
-  Ints images, channels;
-  const auto split = [&](Ints& types, size_t first, size_t last, bool back) {
-    for (size_t i = 0; i < types.size(); ++i) {
-      Ints& kind = first <= i && i < last ? channels : images;
-      if (back) {
-        types[i] = kind.front();
-      } else {
-        kind.push_back(types[i]);
-      }
-    }
-  };
-  split(in, in_first, in_last, false);
-  split(out, out_first, out_last, false);
+// Statistics and parameters are float32, and images of one dtype.
+bool infer_norm_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
+  expect_inputs(attrs, norm_inputs(attrs), in.size());
+  Ints images{in.at(kData), out[kResult]}, channels(in.begin() + kGamma, in.begin() + kExtras), none;
+  images.insert(images.end(), in.begin() + kExtras, in.end());
   infer_cast<mshadow::kFloat32, mshadow::kFloat32>(attrs, channels, channels);
-  Ints none;
   const bool known = infer_one_dtype(attrs, images, none);
-  split(in, in_first, in_last, true);
-  split(out, out_first, out_last, true);
+  in.assign(in.size(), images[0]);
+  std::fill(in.begin() + kGamma, in.begin() + kExtras, mshadow::kFloat32);
+  out = {images[0], mshadow::kFloat32, mshadow::kFloat32};
   return known;
 }
 
 }  // namespace
 
 void register_norm() {
-  const std::string backward = "_backward_gluon_amp_norm";
-  const auto first = [](const NodeAttrs&) { return std::vector<std::pair<int, int>>{{0, 0}}; };
-  const auto infer_type = [](const NodeAttrs& attrs, Ints& in, Ints& out) {
-    return infer_norm_types(attrs, in, out, kGamma, kExtras, kMean, kInverse + 1);
-  };
-  nnvm::Op* op = add_op("_gluon_amp_norm", normalize, infer_norm_shape, infer_type);
+  nnvm::Op* op = add_op("_gluon_amp_norm", normalize, infer_norm_shape, infer_norm_type);
   op->num_inputs = nnvm::kVarg;
-  op->get_num_inputs = [](const NodeAttrs& attrs) -> uint32_t {
-    return kExtras + NormAttributes(attrs).program.inputs - 1;
-  };
+  op->get_num_inputs = norm_inputs;
   op->num_outputs = 3;
   const auto visible = [](const NodeAttrs&) -> uint32_t { return 1; };
   set_attr(op, "FNumVisibleOutputs", Count(visible), kPriority);
   const auto moving = [](const NodeAttrs&) { return std::vector<uint32_t>{kMovingMean, kMovingVar}; };
   set_attr(op, "FMutateInputs", MutateInputs(moving), kPriority);
-  set_attr(op, "FInplaceOption", InplaceOption(first), kPriority);
-  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
-    const NormAttributes norm(node->attrs);
+  may_work_in_place(op);
+  const auto gradient = [](const ObjectPtr& node, const Entries& grads) {
+    const Needs needs = NormAttributes(node->attrs).needs();
     const Entries& data = inputs_of(node);
-    expect_inputs(node->attrs, kExtras + norm.program.inputs - 1, data.size());
+    expect_inputs(node->attrs, norm_inputs(node->attrs), data.size());
     Entries read{grads[0], data[kData], data[kGamma], data[kBeta]};
     read.emplace_back(node, kMean, 0);
     read.emplace_back(node, kInverse, 0);
     read.push_back(data[kMovingMean]);
     read.push_back(data[kMovingVar]);
-    if (norm.needs() == Needs::result) read.emplace_back(node, kResult, 0);
-    if (norm.needs() == Needs::values) read.insert(read.end(), data.begin() + kExtras, data.end());
-    Entries gradients = make_grad_node(backward.c_str(), node, read, node->attrs.dict);
+    if (needs == Needs::result) read.emplace_back(node, kResult, 0);
+    if (needs == Needs::values) read.insert(read.end(), data.begin() + kExtras, data.end());
+    Entries gradients = gradients_of(node, read);
     const auto none = make_grad_node("_NoGradient", node, {}, {});
     gradients.insert(gradients.begin() + kMovingMean, 2, none[0]);
     return gradients;
   };
   set_attr(op, "FGradient", Gradient(gradient), kPriority);
 
-  const auto infer_grad_type = [](const NodeAttrs& attrs, Ints& in, Ints& out) {
-    return infer_norm_types(attrs, in, out, kGradGamma, kGradOthers, kGammaGrad, kExtraGrads);
-  };
-  nnvm::Op* grad = add_op(backward, normalize_back, infer_norm_grad_shape, infer_grad_type);
-  grad->num_inputs = nnvm::kVarg;
+  nnvm::Op* grad = add_backward(op, normalize_back);
   grad->get_num_inputs = [](const NodeAttrs& attrs) -> uint32_t {
-    return NormAttributes(attrs).inputs_of_grad();
+    const Needs needs = NormAttributes(attrs).needs();
+    const uint32_t others = needs == Needs::values ? norm_inputs(attrs) - kExtras : needs == Needs::result;
+    return kGradOthers + others;
   };
-  grad->get_num_outputs = [](const NodeAttrs& attrs) -> uint32_t {
-    return kExtraGrads + NormAttributes(attrs).program.inputs - 1;
-  };
+  grad->get_num_outputs = [](const NodeAttrs& attrs) { return norm_inputs(attrs) - kExtras + kExtraGrads; };
   const auto mutated = [](const NodeAttrs&) {
     return std::vector<uint32_t>{kGradMovingMean, kGradMovingVar};
   };
   set_attr(grad, "FMutateInputs", MutateInputs(mutated), kPriority);
-  set_attr(grad, "FInplaceOption", InplaceOption(first), kPriority);
-  set_attr(grad, "TIsBackward", true, kPriority);
+  may_work_in_place(grad);
 }
 
 }  // namespace gluon_amp

@@ -1,18 +1,7 @@
-// The loops of norm_kernels.h, compiled once for each instruction set.
-#include "norm_kernels.h"
-
+// The loops of norm_kernels.h, included in kernels.cc.
 #include "evaluation.h"
 
 namespace gluon_amp {
-
-#if defined(GLUON_AMP_AVX512)
-#define GLUON_AMP_TABLE avx512_norm_kernels
-#elif defined(GLUON_AMP_AVX2)
-#define GLUON_AMP_TABLE avx2_norm_kernels
-#else
-#define GLUON_AMP_TABLE plain_norm_kernels
-#endif
-
 namespace {
 
 // The mean of the first positions is close enough to that of all, so that the sums of the differences
@@ -88,20 +77,12 @@ struct Normalized {
   }
 };
 
-// Calls step(Many or One, k) for all elements of a piece.
-template <typename Step>
-void each_of_piece(int64_t size, Step step) {
-  int64_t k = 0;
-  for (; k + Many::width <= size; k += Many::width) step(Many(), k);
-  for (; k < size; ++k) step(One(), k);
-}
-
 // Computes the values of the program for a piece of a span.
 template <typename E>
 const float* evaluate(Evaluation<E>& evaluation, const Normalized<E, false>& normalized, int64_t i,
                       int64_t j, int64_t size) {
   float* first = evaluation.first();
-  each_of_piece(size, [=](auto v, int64_t k) { normalized.at(v, i + k, j + k).store(first + k); });
+  each(0, size, [=](auto v, int64_t k) { normalized.at(v, i + k, j + k).store(first + k); });
   evaluation.load(1, i, j, size);
   return evaluation.run(size);
 }
@@ -173,7 +154,7 @@ void general_sums(const Program& program, const Span& span, const LaneConstants&
     evaluation.run_back(size);
     const float* gradient = evaluation.grad_of(0);
     float *const sums_here = sums.at(j), *const products_here = products.at(j);
-    each_of_piece(size, [=](auto v, int64_t k) {
+    each(0, size, [=](auto v, int64_t k) {
       const auto d = v.load(gradient + k), centered = normalized.centered(v, i + k, j + k);
       (v.load(sums_here + k) + d).store(sums_here + k);
       fused(d, centered, v.load(products_here + k)).store(products_here + k);
@@ -259,12 +240,9 @@ void backward(const Program& program, const Span& span, const LaneConstants& con
   }
 }
 
-const NormKernels table[] = {
+const NormKernels norm_table[] = {
     {moments<Bfloat>, forward<Bfloat>, sums<Bfloat>, backward<Bfloat>},
     {moments<HalfValue>, forward<HalfValue>, sums<HalfValue>, backward<HalfValue>}};
 
 }  // namespace
-
-const NormKernels* GLUON_AMP_TABLE() { return table; }
-
 }  // namespace gluon_amp

@@ -30,9 +30,4 @@ struct NormKernels {
                    const void* result, const Operand* inputs, const Target* targets);
 };
 
-// norm_kernels.cc; the kernels of Bfloat, then those of HalfValue
-const NormKernels* plain_norm_kernels();
-const NormKernels* avx2_norm_kernels();
-const NormKernels* avx512_norm_kernels();
-
 }  // namespace gluon_amp

@@ -69,6 +69,46 @@ inline nnvm::Op* add_op(const std::string& name, const Compute& compute, const I
   return op;
 }
 
+// Lets MXNet write the first output to the memory of the first input.
+inline void may_work_in_place(nnvm::Op* op) {
+  const auto first = [](const NodeAttrs&) { return std::vector<std::pair<int, int>>{{0, 0}}; };
+  set_attr(op, "FInplaceOption", InplaceOption(first), kPriority);
+}
+
+template <typename List>
+bool refuse_alone(const NodeAttrs& attrs, List&, List&) {
+  LOG(FATAL) << attrs.op->name << " computes a gradient, and is no operator by itself";
+  return false;
+}
+
+// Adds the operator of a gradient, of one input unless the caller changes that. MXNet infers its shapes and
+// dtypes from those of `forward`, and calls its own functions only for a graph that has it without `forward`.
+inline nnvm::Op* add_backward(const nnvm::Op* forward, const Compute& compute) {
+  nnvm::Op* op = add_op("_backward" + forward->name, compute, refuse_alone<mxnet::ShapeVector>,
+                        refuse_alone<Ints>);
+  op->num_inputs = 1;
+  set_attr(op, "TIsBackward", true, kPriority);
+  return op;
+}
+
+// The gradients of a node's inputs, by the operator of add_backward, which reads `inputs`
+inline Entries gradients_of(const ObjectPtr& node, const Entries& inputs) {
+  return make_grad_node(("_backward" + node->op()->name).c_str(), node, inputs, node->attrs.dict);
+}
+
+// Adds the gradient of an operator. read(node, gradients of its results) returns what the gradient reads.
+template <typename Read>
+nnvm::Op* add_gradient(nnvm::Op* op, const Compute& compute, Read read) {
+  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
+    return gradients_of(node, read(node, grads));
+  };
+  set_attr(op, "FGradient", Gradient(gradient), kPriority);
+  return add_backward(op, compute);
+}
+
+// What a gradient reads that needs only those of the results
+inline Entries only_gradients(const ObjectPtr&, const Entries& grads) { return grads; }
+
 template <int from, int to>
 bool infer_cast(const NodeAttrs& attrs, Ints& in, Ints& out) {
   const auto expect = [&](int& type, int expected) {
@@ -93,29 +133,18 @@ nnvm::Op* add_elementwise(const std::string& name, uint32_t inputs, const Comput
   };
   nnvm::Op* op = add_op(name, compute, infer_shape, infer_cast<from, to>);
   op->num_inputs = inputs;
-  if (from == to) {
-    const auto first = [](const NodeAttrs&) { return std::vector<std::pair<int, int>>{{0, 0}}; };
-    set_attr(op, "FInplaceOption", InplaceOption(first), kPriority);
-  }
+  if (from == to) may_work_in_place(op);
   return op;
 }
 
-template <int from, int to>
-void add_forward(const std::string& name, const Compute& compute, const std::string& backward,
-                 bool grad_reads_result = false) {
+// Adds such an operator of one input, and its gradient.
+template <int from, int to, typename Read = decltype(&only_gradients)>
+nnvm::Op* add_with_gradient(const std::string& name, const Compute& compute, const Compute& compute_grad,
+                            Read read = only_gradients) {
   nnvm::Op* op = add_elementwise<from, to>(name, 1, compute);
-  op->add_argument("data", "NDArray-or-Symbol", "dense");
-  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
-    Entries inputs = grads;
-    if (grad_reads_result) inputs.emplace_back(node, 0, 0);
-    return make_grad_node(backward.c_str(), node, inputs, node->attrs.dict);
-  };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
-}
-
-template <int from, int to>
-void add_backward(const std::string& name, uint32_t inputs, const Compute& compute) {
-  set_attr(add_elementwise<from, to>(name, inputs, compute), "TIsBackward", true, kPriority);
+  nnvm::Op* grad = add_gradient(op, compute_grad, read);
+  if (from == to) may_work_in_place(grad);
+  return grad;
 }
 
 }  // namespace gluon_amp

@@ -16,7 +16,6 @@
 
 #include "arrays.h"
 #include "kernels.h"
-#include "moves_kernels.h"
 #include "parallel.h"
 #include "parameters.h"
 

@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "kernels.h"
-#include "pointwise_kernels.h"
 #include "programs.h"
 #include "shapes.h"
 
@@ -17,11 +16,6 @@ const PointwiseKernels& pointwise_kernels(int dtype) {
 
 Program pointwise_program(const NodeAttrs& attrs) {
   return program_of(attrs, inputs_in(attrs, "num_inputs", 0));
-}
-
-uint32_t inputs_of_grad(const Program& program) {
-  const Needs needs = needs_of(program);
-  return needs == Needs::nothing ? 1 : needs == Needs::result ? 2 : 1 + program.inputs;
 }
 
 // Calls body(group, span number) for all spans.
@@ -53,10 +47,8 @@ void apply(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const
 void apply_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
                 const Arrays& outputs) {
   const Program program = pointwise_program(attrs);
-  expect_inputs(attrs, inputs_of_grad(program), inputs.size());
   const mxnet::TShape& full = inputs[0].shape();
   if (full.Size() == 0) return;
-  CHECK_EQ(outputs[0].dtype(), inputs[0].dtype()) << attrs.op->name << ": dtypes differ";
   const Needs needs = needs_of(program);
   const Spans spans(full, checked_channels(attrs, full), inputs[0].dtype());
   std::vector<int> indices;
@@ -106,30 +98,15 @@ bool infer_pointwise_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet
   return unify(attrs, {&full, &out.at(0)});
 }
 
-// MXNet infers the shapes of the gradients from those of the inputs, and calls this only for a graph that
-// has the backward operator without the forward one.
-bool infer_pointwise_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  const Program program = pointwise_program(attrs);
-  expect_inputs(attrs, inputs_of_grad(program), in.size());
-  bool known = true;
-  for (size_t v = 0; v < out.size(); ++v) {
-    known = unify(attrs, {&out[v], &in[needs_of(program) == Needs::values ? v + 1 : 0]}) && known;
-  }
-  return known;
-}
-
 }  // namespace
 
 void register_pointwise() {
-  const std::string backward = "_backward_gluon_amp_pointwise";
   const auto inputs = [](const NodeAttrs& attrs) -> uint32_t { return pointwise_program(attrs).inputs; };
-  const auto first = [](const NodeAttrs&) { return std::vector<std::pair<int, int>>{{0, 0}}; };
-
   nnvm::Op* op = add_op("_gluon_amp_pointwise", apply, infer_pointwise_shape, infer_one_dtype);
   op->num_inputs = nnvm::kVarg;
   op->get_num_inputs = inputs;
-  set_attr(op, "FInplaceOption", InplaceOption(first), kPriority);
-  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
+  may_work_in_place(op);
+  const auto read = [](const ObjectPtr& node, const Entries& grads) {
     const Program program = pointwise_program(node->attrs);
     const Entries& data = inputs_of(node);
     expect_inputs(node->attrs, program.inputs, data.size());
@@ -137,16 +114,15 @@ void register_pointwise() {
     const Needs needs = needs_of(program);
     if (needs == Needs::result) read.emplace_back(node, 0, 0);
     if (needs == Needs::values) read.insert(read.end(), data.begin(), data.end());
-    return make_grad_node(backward.c_str(), node, read, node->attrs.dict);
+    return read;
   };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
-
-  nnvm::Op* grad = add_op(backward, apply_back, infer_pointwise_grad_shape, infer_one_dtype);
-  grad->num_inputs = nnvm::kVarg;
-  grad->get_num_inputs = [](const NodeAttrs& attrs) { return inputs_of_grad(pointwise_program(attrs)); };
+  nnvm::Op* grad = add_gradient(op, apply_back, read);
+  grad->get_num_inputs = [=](const NodeAttrs& attrs) -> uint32_t {
+    const Needs needs = needs_of(pointwise_program(attrs));
+    return needs == Needs::nothing ? 1 : needs == Needs::result ? 2 : 1 + inputs(attrs);
+  };
   grad->get_num_outputs = inputs;
-  set_attr(grad, "FInplaceOption", InplaceOption(first), kPriority);
-  set_attr(grad, "TIsBackward", true, kPriority);
+  may_work_in_place(grad);
 }
 
 }  // namespace gluon_amp

@@ -1,18 +1,7 @@
-// The loops of pointwise_kernels.h, compiled once for each instruction set.
-#include "pointwise_kernels.h"
-
+// The loops of pointwise_kernels.h, included in kernels.cc.
 #include "evaluation.h"
 
 namespace gluon_amp {
-
-#if defined(GLUON_AMP_AVX512)
-#define GLUON_AMP_TABLE avx512_pointwise_kernels
-#elif defined(GLUON_AMP_AVX2)
-#define GLUON_AMP_TABLE avx2_pointwise_kernels
-#else
-#define GLUON_AMP_TABLE plain_pointwise_kernels
-#endif
-
 namespace {
 
 template <typename E>
@@ -80,11 +69,8 @@ void backward(const Program& program, const Span& span, const void* grad, const 
   }
 }
 
-const PointwiseKernels table[] = {{forward<Bfloat>, backward<Bfloat>},
+const PointwiseKernels pointwise_table[] = {{forward<Bfloat>, backward<Bfloat>},
                                   {forward<HalfValue>, backward<HalfValue>}};
 
 }  // namespace
-
-const PointwiseKernels* GLUON_AMP_TABLE() { return table; }
-
 }  // namespace gluon_amp

@@ -14,9 +14,4 @@ struct PointwiseKernels {
                    const Operand* inputs, const Target* targets);
 };
 
-// pointwise_kernels.cc; the kernels of Bfloat, then those of HalfValue
-const PointwiseKernels* plain_pointwise_kernels();
-const PointwiseKernels* avx2_pointwise_kernels();
-const PointwiseKernels* avx512_pointwise_kernels();
-
 }  // namespace gluon_amp

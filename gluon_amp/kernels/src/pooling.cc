@@ -11,7 +11,6 @@
 #include "blocked.h"
 #include "kernels.h"
 #include "parallel.h"
-#include "pooling_kernels.h"
 #include "shapes.h"
 
 namespace gluon_amp {
@@ -37,23 +36,20 @@ struct PoolingAttributes {
     CHECK(0 < channels && channels <= INT32_MAX) << op << ": channels is " << channels;
     adaptive = !text_of(attrs, "output_size").empty();
     if (adaptive) {
-      output_size = integers_of(attrs, "output_size");
-      if (output_size.empty()) output_size = {1};
-      if (output_size.size() == 1) output_size.push_back(output_size[0]);
-      CHECK(!max && output_size.size() == 2) << op << ": output_size";
-      for (int64_t size : output_size) {
-        CHECK(0 < size && size <= kLongest) << op << ": output_size is " << size;
+      CHECK(!max) << op << ": output_size is for averages";
+      const auto sizes = integers_of(attrs, "output_size");
+      if (sizes.size() == 1) {
+        output_size.assign(2, sizes[0]);
+        CHECK(0 < sizes[0] && sizes[0] <= kLongest) << op << ": output_size is " << sizes[0];
+      } else {
+        output_size = pair_of(attrs, "output_size", 1, 1, kLongest);
       }
     }
     if (adaptive || global) return;
-    kernel = two_integers(attrs, "kernel", 0);
-    stride = two_integers(attrs, "stride", 1);
-    pad = two_integers(attrs, "pad", 0);
-    for (int i : {0, 1}) {
-      CHECK(0 < kernel[i] && kernel[i] <= kLongest) << op << ": kernel is " << kernel[i];
-      CHECK(0 < stride[i] && stride[i] <= kLongest) << op << ": stride is " << stride[i];
-      CHECK(0 <= pad[i] && pad[i] < kernel[i]) << op << ": pad is " << pad[i];
-    }
+    kernel = pair_of(attrs, "kernel", 0, 1, kLongest);
+    stride = pair_of(attrs, "stride", 1, 1, kLongest);
+    pad = pair_of(attrs, "pad", 0, 0, kLongest);
+    CHECK(pad[0] < kernel[0] && pad[1] < kernel[1]) << op << ": a window has only padding";
     CHECK_LE(kernel[0] * kernel[1], kLargest) << op << ": kernel";
   }
 
@@ -69,14 +65,6 @@ struct PoolingAttributes {
     const std::string text = text_of(attrs, name, first);
     CHECK(text == first || text == second) << attrs.op->name << ": " << name << " is " << text;
     return text == first;
-  }
-
-  static std::vector<int64_t> two_integers(const NodeAttrs& attrs, const std::string& name,
-                                           int64_t missing) {
-    auto integers = integers_of(attrs, name);
-    if (integers.empty()) integers.assign(2, missing);
-    CHECK_EQ(integers.size(), 2) << attrs.op->name << ": " << name;
-    return integers;
   }
 };
 
@@ -294,74 +282,41 @@ void pool_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, c
   });
 }
 
-// Infers the shapes of the result and the indices from that of the data.
-bool infer_pooled(const NodeAttrs& attrs, const mxnet::TShape& data,
-                  const std::vector<mxnet::TShape*>& results) {
+uint32_t arrays_of_result(const NodeAttrs& attrs) { return PoolingAttributes(attrs).max ? 2 : 1; }
+
+// The result and, of max pooling, the indices
+bool infer_pooled_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  expect_inputs(attrs, 1, in.size());
   const PoolingAttributes pooling(attrs);
-  if (!mxnet::shape_is_known(data)) return false;
-  CHECK_EQ(data.ndim(), 5) << attrs.op->name << " expects arrays of 5 dimensions";
-  mxnet::TShape expected = pooled_shape(attrs, pooling, Blocked(data));
-  auto shapes = results;
-  shapes.push_back(&expected);
+  if (!mxnet::shape_is_known(in[0])) return false;
+  CHECK_EQ(in[0].ndim(), 5) << attrs.op->name << " expects arrays of 5 dimensions";
+  mxnet::TShape expected = pooled_shape(attrs, pooling, Blocked(in[0]));
+  std::vector<mxnet::TShape*> shapes{&expected};
+  for (auto& shape : out) shapes.push_back(&shape);
   return unify(attrs, shapes);
 }
 
-uint32_t arrays_of_result(const NodeAttrs& attrs) { return PoolingAttributes(attrs).max ? 2 : 1; }
-
-bool infer_pool_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  expect_inputs(attrs, 1, in.size());
-  std::vector<mxnet::TShape*> results;
-  for (auto& shape : out) results.push_back(&shape);
-  return infer_pooled(attrs, in[0], results);
-}
-
-bool infer_pool_grad_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  expect_inputs(attrs, arrays_of_result(attrs), in.size());
-  std::vector<mxnet::TShape*> results;
-  for (auto& shape : in) results.push_back(&shape);
-  return infer_pooled(attrs, out.at(0), results);
-}
-
-// The dtypes of the data, and of the result and possibly its indices
-bool infer_pooled_type(const NodeAttrs& attrs, int& data, Ints& results) {
-  Ints in{data}, out{results.at(0)};
-  const bool known = infer_one_dtype(attrs, in, out);
-  data = in[0];
-  results[0] = out[0];
-  if (results.size() == 1) return known;
-  const int expected = PoolingAttributes(attrs).index_type();
-  CHECK(results[1] == -1 || results[1] == expected) << attrs.op->name << ": dtype of the indices";
-  results[1] = expected;
+bool infer_pooled_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
+  Ints values{out.at(0)};
+  const bool known = infer_one_dtype(attrs, in, values);
+  out[0] = values[0];
+  if (out.size() == 2) out[1] = PoolingAttributes(attrs).index_type();
   return known;
-}
-
-bool infer_pool_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  return infer_pooled_type(attrs, in.at(0), out);
-}
-
-bool infer_pool_grad_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  return infer_pooled_type(attrs, out.at(0), in);
 }
 
 }  // namespace
 
 void register_pooling() {
-  const std::string backward = "_backward_gluon_amp_pool";
-  nnvm::Op* op = add_op("_gluon_amp_pool", pool, infer_pool_shape, infer_pool_type);
+  nnvm::Op* op = add_op("_gluon_amp_pool", pool, infer_pooled_shape, infer_pooled_type);
   op->num_inputs = 1;
   op->get_num_outputs = arrays_of_result;
-  op->add_argument("data", "NDArray-or-Symbol", "bfloat16 or float32, blocked");
   set_attr(op, "FNumVisibleOutputs", Count([](const NodeAttrs&) { return 1u; }), kPriority);
-  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
+  const auto read = [](const ObjectPtr& node, const Entries& grads) {
     Entries inputs{grads[0]};
     if (arrays_of_result(node->attrs) == 2) inputs.emplace_back(node, 1, 0);
-    return make_grad_node(backward.c_str(), node, inputs, node->attrs.dict);
+    return inputs;
   };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  nnvm::Op* grad = add_op(backward, pool_grad, infer_pool_grad_shape, infer_pool_grad_type);
-  grad->num_inputs = nnvm::kVarg;
-  grad->get_num_inputs = arrays_of_result;
-  set_attr(grad, "TIsBackward", true, kPriority);
+  add_gradient(op, pool_grad, read)->get_num_inputs = arrays_of_result;
 }
 
 }  // namespace gluon_amp

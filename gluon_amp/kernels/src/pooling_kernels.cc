@@ -1,122 +1,57 @@
-// The loops of pooling_kernels.h, compiled three times as kernels.cc is.
-#include "pooling_kernels.h"
-
+// The loops of pooling_kernels.h, included in kernels.cc.
 #include <algorithm>
 #include <cfloat>
 #include <type_traits>
 
-#include "kernels.h"
 #include "vectors.h"
 
 namespace gluon_amp {
-
-#if defined(GLUON_AMP_AVX512)
-#define GLUON_AMP_TABLE avx512_pooling_kernels
-#elif defined(GLUON_AMP_AVX2)
-#define GLUON_AMP_TABLE avx2_pooling_kernels
-#else
-#define GLUON_AMP_TABLE plain_pooling_kernels
-#endif
-
 namespace {
+
+// Indices are the bits of a One or a Many.
+inline One indices_at(One, const uint8_t* p) { return One::of_bits(*p); }
+inline One indices_at(One, const int32_t* p) { return One::of_bits(*p); }
+template <typename Index>
+inline void store_indices(One x, Index* p) { *p = bits_of(x.x); }
+// v where an index is i, 0 elsewhere
+inline One where_index(One v, One indices, int32_t i) {
+  return {bits_of(indices.x) == static_cast<uint32_t>(i) ? v.x : 0};
+}
+
+#if defined(GLUON_AMP_AVX2) || defined(GLUON_AMP_AVX512)
+inline Many indices_at(Many, const int32_t* p) { return Many::load(reinterpret_cast<const float*>(p)); }
+inline void store_indices(Many x, int32_t* p) { x.store(reinterpret_cast<float*>(p)); }
+inline Many where_index(Many v, Many indices, int32_t i) {
+  return v & Many::of_ints((Ints)((Words)indices.ints() == (Words)Many::of_bits(i).ints()));
+}
+#endif
+#if defined(GLUON_AMP_AVX512)
+inline Many indices_at(Many, const uint8_t* p) {
+  return Many::of_ints(_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+}
+inline void store_indices(Many x, uint8_t* p) {
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.ints()));
+}
+#elif defined(GLUON_AMP_AVX2)
+inline Many indices_at(Many, const uint8_t* p) {
+  return Many::of_ints(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+}
+inline void store_indices(Many x, uint8_t* p) {
+  const Words values = (Words)x.ints();
+  for (int i = 0; i < Many::width; ++i) p[i] = static_cast<uint8_t>(values[i]);
+}
+#endif
 
 // The largest of the values seen so far and its index, in each lane
 template <typename V>
-struct Largest;
+struct Largest {
+  V value = V::all(-FLT_MAX), index = V::of_bits(0);
 
-// Values where an index has been stored, 0 elsewhere
-inline One where_index(One v, const uint8_t* indices, int32_t i) { return {*indices == i ? v.x : 0}; }
-inline One where_index(One v, const int32_t* indices, int32_t i) { return {*indices == i ? v.x : 0}; }
-
-template <>
-struct Largest<One> {
-  One value = One::all(-FLT_MAX);
-  int32_t index = 0;
-
-  void see(One x, int32_t i) {
-    if (x.x > value.x) value = x, index = i;
-  }
-  template <typename Index>
-  void store_index(Index* p) const {
-    *p = index;
+  void see(V x, int32_t i) {
+    index = if_less(value, x, V::of_bits(i), index);
+    value = if_less(value, x, x, value);
   }
 };
-
-#if defined(GLUON_AMP_AVX512)
-
-inline __m512i indices_at(const uint8_t* p) {
-  return _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
-}
-
-inline __m512i indices_at(const int32_t* p) { return _mm512_loadu_si512(p); }
-
-template <typename Index>
-inline Many where_index(Many v, const Index* indices, int32_t i) {
-  const __mmask16 found = _mm512_cmpeq_epi32_mask(indices_at(indices), _mm512_set1_epi32(i));
-  return {_mm512_maskz_mov_ps(found, v.x)};
-}
-
-template <>
-struct Largest<Many> {
-  Many value = Many::all(-FLT_MAX);
-  __m512i index = _mm512_setzero_si512();
-
-  void see(Many x, int32_t i) {
-    const __mmask16 larger = _mm512_cmp_ps_mask(x.x, value.x, _CMP_GT_OQ);
-    value.x = _mm512_max_ps(x.x, value.x);  // the second one if one is NaN
-    index = _mm512_mask_mov_epi32(index, larger, _mm512_set1_epi32(i));
-  }
-  void store_index(uint8_t* p) const {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(index));
-  }
-  void store_index(int32_t* p) const { _mm512_storeu_si512(p, index); }
-};
-
-#elif defined(GLUON_AMP_AVX2)
-
-inline __m256i indices_at(const uint8_t* p) {
-  return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
-}
-
-inline __m256i indices_at(const int32_t* p) {
-  return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-}
-
-template <typename Index>
-inline Many where_index(Many v, const Index* indices, int32_t i) {
-  const __m256i found = _mm256_cmpeq_epi32(indices_at(indices), _mm256_set1_epi32(i));
-  return {_mm256_and_ps(v.x, _mm256_castsi256_ps(found))};
-}
-
-template <>
-struct Largest<Many> {
-  Many value = Many::all(-FLT_MAX);
-  __m256 index = _mm256_setzero_ps();  // the bits of integers
-
-  void see(Many x, int32_t i) {
-    const __m256 larger = _mm256_cmp_ps(x.x, value.x, _CMP_GT_OQ);
-    value.x = _mm256_max_ps(x.x, value.x);  // the second one if one is NaN
-    index = _mm256_blendv_ps(index, _mm256_castsi256_ps(_mm256_set1_epi32(i)), larger);
-  }
-  void store_index(uint8_t* p) const {
-    int32_t values[Many::width];
-    store_index(values);
-    for (int i = 0; i < Many::width; ++i) p[i] = values[i];
-  }
-  void store_index(int32_t* p) const {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_castps_si256(index));
-  }
-};
-
-#endif
-
-// Calls step(Many or One, lane) for all lanes.
-template <typename Step>
-inline void each_lane(int64_t lanes, Step step) {
-  int64_t i = 0;
-  for (; i + Many::width <= lanes; i += Many::width) step(Many(), i);
-  for (; i < lanes; ++i) step(One(), i);
-}
 
 // Several windows (or values) at equal distances, which differ only in their place. To compute them
 // together takes fewer instructions, and they do not wait for each other.
@@ -191,7 +126,7 @@ void max(const T* data, T* out, Index* indices, int64_t row, const PoolingShape&
   const int64_t lanes = shape.lanes, step = shape.columns.stride * lanes;
   each_column(shape.columns, [&](auto several, int64_t column) {
     constexpr int n = decltype(several)::value;
-    each_lane(lanes, [&](auto v, int64_t lane) {
+    each(0, lanes, [&](auto v, int64_t lane) {
       using V = decltype(v);
       Largest<V> largest[n];
       each_value(row, column, shape, [&](int64_t at, int32_t i) {
@@ -200,7 +135,7 @@ void max(const T* data, T* out, Index* indices, int64_t row, const PoolingShape&
       for (int k = 0; k < n; ++k) {
         const int64_t at = (column + k) * lanes + lane;
         largest[k].value.store(out + at);
-        if (indices) largest[k].store_index(indices + at);
+        if (indices) store_indices(largest[k].index, indices + at);
       }
     });
   });
@@ -212,7 +147,7 @@ void avg(const T* data, T* out, int64_t row, const PoolingShape& shape) {
   const float* divisors = shape.divisors + row * shape.columns.count;
   each_column(shape.columns, [&](auto several, int64_t column) {
     constexpr int n = decltype(several)::value;
-    each_lane(lanes, [&](auto v, int64_t lane) {
+    each(0, lanes, [&](auto v, int64_t lane) {
       using V = decltype(v);
       V sums[n];
       for (V& sum : sums) sum = V::all(0);
@@ -233,7 +168,7 @@ inline void gather(T* grad, int64_t row, const PoolingShape& shape, Share share)
   const int64_t lanes = shape.lanes, stride = shape.columns.stride;
   each_position(shape, [&](auto several, int64_t w) {
     constexpr int n = decltype(several)::value;
-    each_lane(lanes, [&](auto v, int64_t lane) {
+    each(0, lanes, [&](auto v, int64_t lane) {
       using V = decltype(v);
       V sums[n];
       for (V& sum : sums) sum = V::all(0);
@@ -251,7 +186,7 @@ template <typename T, typename Index>
 void max_grad(const T* out_grad, const Index* indices, T* grad, int64_t row,
               const PoolingShape& shape) {
   gather(grad, row, shape, [=](auto v, int64_t at, int64_t, int32_t i) {
-    return where_index(v.load(out_grad + at), indices + at, i);
+    return where_index(v.load(out_grad + at), indices_at(v, indices + at), i);
   });
 }
 
@@ -271,10 +206,7 @@ constexpr Pooling<T> pooling() {
           avg_grad<T>};
 }
 
-const PoolingKernels table = {pooling<Bfloat>(), pooling<HalfValue>()};
+const PoolingKernels pooling_table = {pooling<Bfloat>(), pooling<HalfValue>()};
 
 }  // namespace
-
-const PoolingKernels* GLUON_AMP_TABLE() { return &table; }
-
 }  // namespace gluon_amp

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "elements.h"
+#include "formats.h"
 
 namespace gluon_amp {
 
@@ -47,10 +47,5 @@ struct PoolingKernels {
   Pooling<Bfloat> bfloat;
   Pooling<HalfValue> half;
 };
-
-// pooling_kernels.cc, compiled once for each instruction set.
-const PoolingKernels* plain_pooling_kernels();
-const PoolingKernels* avx2_pooling_kernels();
-const PoolingKernels* avx512_pooling_kernels();
 
 }  // namespace gluon_amp

@@ -7,14 +7,10 @@
 #include <vector>
 
 #include "blocked.h"
-#include "blocking.h"
-#include "kernels.h"
 #include "onednn.h"
 #include "packed_weights.h"
-#include "parallel.h"
 #include "parameters.h"
 #include "shapes.h"
-#include "sums.h"
 
 namespace gluon_amp {
 
@@ -164,22 +160,6 @@ inline bool infer_product_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
   return true;
 }
 
-// Infers the shapes or dtypes of a product's gradient by those of the product. It reads the gradient of the
-// result, data and weight; its outputs are the gradients of data, weight and bias.
-template <typename List, typename Infer>
-auto infer_product_grad(Infer infer) {
-  return [=](const NodeAttrs& attrs, List& in, List& out) {
-    expect_inputs(attrs, 3, in.size());
-    expect_inputs(attrs, product_inputs(attrs), out.size());
-    List read{in[1], in[2]}, result{in[0]};
-    if (out.size() == 3) read.push_back(out[2]);
-    const bool known = infer(attrs, read, result);
-    in = {result[0], read[0], read[1]};
-    out = read;
-    return known;
-  };
-}
-
 // The gradients of weight and bias from no images
 inline void write_zero_gradients(const Requests& req, const Arrays& outputs) {
   for (size_t i = 1; i < outputs.size(); ++i) {
@@ -187,23 +167,19 @@ inline void write_zero_gradients(const Requests& req, const Arrays& outputs) {
   }
 }
 
-// Adds the operator of a product and its gradient.
+// Adds the operator of a product and its gradient, which reads the gradient of the result, data and weight.
 inline void add_product(const std::string& name, const Compute& compute, const InferShape& infer,
                         const Compute& compute_grad) {
-  const std::string backward = "_backward" + name;
   nnvm::Op* op = add_op(name, compute, infer, infer_product_type);
   op->get_num_inputs = product_inputs;
-  const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
+  const auto read = [](const ObjectPtr& node, const Entries& grads) {
     const Entries& inputs = inputs_of(node);
     expect_inputs(node->attrs, product_inputs(node->attrs), inputs.size());
-    return make_grad_node(backward.c_str(), node, {grads[0], inputs[0], inputs[1]}, node->attrs.dict);
+    return Entries{grads[0], inputs[0], inputs[1]};
   };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  nnvm::Op* grad = add_op(backward, compute_grad, infer_product_grad<mxnet::ShapeVector>(infer),
-                          infer_product_grad<Ints>(infer_product_type));
+  nnvm::Op* grad = add_gradient(op, compute_grad, read);
   grad->num_inputs = 3;
   grad->get_num_outputs = product_inputs;
-  set_attr(grad, "TIsBackward", true, kPriority);
 }
 
 }  // namespace gluon_amp

@@ -72,21 +72,14 @@ void widen(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Reque
 constexpr int kFloat = mshadow::kFloat32, kHalf = mshadow::kFloat16;
 
 void register_rounding() {
-  const std::string round_grad = "_backward_gluon_amp_round";
-  add_forward<kFloat, kFloat>("_gluon_amp_round", round, round_grad);
-  add_backward<kFloat, kFloat>(round_grad, 1, round);
-
-  const std::string relu_grad = "_backward_gluon_amp_round_relu";
-  add_forward<kFloat, kFloat>("_gluon_amp_round_relu", round_relu, relu_grad, true);
-  add_backward<kFloat, kFloat>(relu_grad, 2, round_relu_grad);
-
-  const std::string widen_grad = "_backward_gluon_amp_widen";
-  add_forward<kHalf, kFloat>("_gluon_amp_widen", widen, widen_grad);
-  add_backward<kFloat, kHalf>(widen_grad, 1, narrow);
-
-  const std::string narrow_grad = "_backward_gluon_amp_narrow";
-  add_forward<kFloat, kHalf>("_gluon_amp_narrow", narrow, narrow_grad);
-  add_backward<kHalf, kFloat>(narrow_grad, 1, widen);
+  add_with_gradient<kFloat, kFloat>("_gluon_amp_round", round, round);
+  const auto with_result = [](const ObjectPtr& node, const Entries& grads) {
+    return Entries{grads[0], {node, 0, 0}};
+  };
+  add_with_gradient<kFloat, kFloat>("_gluon_amp_round_relu", round_relu, round_relu_grad, with_result)
+      ->num_inputs = 2;
+  add_with_gradient<kHalf, kFloat>("_gluon_amp_widen", widen, narrow);
+  add_with_gradient<kFloat, kHalf>("_gluon_amp_narrow", narrow, widen);
 }
 
 }  // namespace gluon_amp

@@ -123,18 +123,13 @@ void register_study() {
 
   // Its gradient is that of its result: the operand of a product has no gradient of its own.
   nnvm::Op* op = add_elementwise<kFloat32, kFloat32>("_gluon_amp_round_operand", 1, round_scaled);
-  op->add_argument("data", "NDArray-or-Symbol", "dense");
   set_attr(op, "FGradient", Gradient(to_all_inputs), kPriority);
 
   // Returns its input, and rounds the gradient.
-  const std::string backward = "_backward_gluon_amp_round_gradient";
-  add_forward<kFloat32, kFloat32>("_gluon_amp_round_gradient", first_of, backward);
-  add_backward<kFloat32, kFloat32>(backward, 1, round_scaled);
+  add_with_gradient<kFloat32, kFloat32>("_gluon_amp_round_gradient", first_of, round_scaled);
 
   // Two computations of one result, of which the first is returned and both are differentiated.
   op = add_elementwise<kFloat32, kFloat32>("_gluon_amp_first_of_two", 2, first_of);
-  op->add_argument("first", "NDArray-or-Symbol", "dense");
-  op->add_argument("second", "NDArray-or-Symbol", "dense");
   set_attr(op, "FGradient", Gradient(to_all_inputs), kPriority);
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "arrays.h"
+#include "attributes.h"
 #include "kernels.h"
 #include "operators.h"
 #include "parallel.h"
@@ -17,31 +18,14 @@ namespace {
 
 // --------------------------------------------------------------------------- the operator's attributes
 
-// Decimal numbers below 2**32, separated by commas.
+// Numbers below 2**32, separated by commas
 std::vector<uint32_t> numbers(const NodeAttrs& attrs, const std::string& name) {
-  // Not dict.find(): the class has changed (nnvm_binary.h), and only iterating works as before.
-  for (const auto& item : attrs.dict) {
-    if (item.first != name) continue;
-    std::vector<uint32_t> result;
-    uint64_t number = 0;
-    bool digits = false;
-    for (const char* next = item.second.c_str();; ++next) {
-      if ('0' <= *next && *next <= '9') {
-        number = 10 * number + (*next - '0');
-        digits = true;
-        CHECK_LE(number, UINT32_MAX) << attrs.op->name << ": " << name << " has too large a number";
-        continue;
-      }
-      CHECK(digits && (*next == ',' || *next == 0))
-          << attrs.op->name << ": " << name << " must be whole numbers with commas between them";
-      result.push_back(static_cast<uint32_t>(number));
-      if (*next == 0) return result;
-      number = 0;
-      digits = false;
-    }
+  const auto integers = integers_of(attrs, name);
+  CHECK(!integers.empty()) << attrs.op->name << " needs " << name;
+  for (const int64_t number : integers) {
+    CHECK(0 <= number && number <= UINT32_MAX) << attrs.op->name << ": " << name << " has " << number;
   }
-  LOG(FATAL) << attrs.op->name << " needs " << name;
-  return {};
+  return std::vector<uint32_t>(integers.begin(), integers.end());
 }
 
 std::vector<float> floats(const NodeAttrs& attrs, const std::string& name, size_t count) {
@@ -66,14 +50,14 @@ uint32_t count_arrays(const NodeAttrs& attrs) {
 // How the updates of the optimizers differ. The arrays of each weight, in the order of MXNet's update
 // operators, are the weight, its gradient, its states, and its master if the weight is float16.
 struct Rule {
-  uint32_t fewest_states, most_states, constants;
-  bool decays;
+  uint32_t fewest_states, most_states;
+  size_t constants;  // rescale_grad, clip_gradient, and the last ones of UpdateConstants
+  Update<float> Kernels::*update;
+  Update<half_bits> Kernels::*update_half;
 };
 
-// Constants: momentum, rescale_grad, clip_gradient.
-constexpr Rule kSgd{0, 1, 3, false};
-// Constants: beta1, beta2, epsilon, rescale_grad, clip_gradient. With "decays".
-constexpr Rule kAdam{2, 2, 5, true};
+constexpr Rule kSgd{0, 1, 3, &Kernels::sgd, &Kernels::sgd_half};
+constexpr Rule kAdam{2, 2, 5, &Kernels::adam, &Kernels::adam_half};
 
 uint32_t arrays_per_weight(const NodeAttrs& attrs, const Rule& rule) {
   const auto count = numbers(attrs, "arrays_per_weight");
@@ -83,7 +67,7 @@ uint32_t arrays_per_weight(const NodeAttrs& attrs, const Rule& rule) {
   return count[0];
 }
 
-// The attributes of an update, checked: each weight has a learning rate, weight decay and decay.
+// The attributes of an update, checked: each weight has a learning rate, weight decay and decoupled decay.
 struct Numbers {
   uint32_t stride;
   size_t weights;
@@ -94,8 +78,14 @@ struct Numbers {
         weights(numbers(attrs, "lrs").size()),
         lrs(floats(attrs, "lrs", weights)),
         wds(floats(attrs, "wds", weights)),
+        decays(floats(attrs, "decays", weights)),
         constants(floats(attrs, "constants", rule.constants)) {
-    if (rule.decays) decays = floats(attrs, "decays", weights);
+    constants.resize(5);
+  }
+
+  UpdateConstants of(size_t k) const {
+    const auto& c = constants;
+    return {lrs[k], wds[k], decays[k], c[0], c[1], c[2], c[3], c[4]};
   }
 };
 
@@ -185,48 +175,21 @@ std::vector<Slot> slots_of(const Arrays& inputs, size_t stride) {
   return slots;
 }
 
-// Calls body(slot, number of the slot, first, count) for pieces of all slots.
-template <typename Body>
-void over_slots(const std::vector<Slot>& slots, Body body) {
+void update(const NodeAttrs& attrs, const Arrays& inputs, const Rule& rule) {
+  const Numbers parsed(attrs, rule);
+  const std::vector<Slot> slots = slots_of(inputs, parsed.stride);
   std::vector<int64_t> sizes;
   for (const auto& slot : slots) sizes.push_back(slot.master.size);
-  over_all(sizes,
-           [&](size_t k, int64_t first, int64_t count) { body(slots[k], k, first, count); });
-}
-
-void sgd_update(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests&,
-                const Arrays&) {
-  const Numbers parsed(attrs, kSgd);
-  const std::vector<Slot> slots = slots_of(inputs, parsed.stride);
-  const auto& c = parsed.constants;
-  const auto run = [&](const Slot& slot, size_t k, int64_t i, int64_t count, auto* grad, auto sgd) {
-    sgd(grad, slot.state[0].at<float>(i), slot.master.at<float>(i), slot.weight.at<half_bits>(i),
-        count, SgdConstants{parsed.lrs[k], parsed.wds[k], c[0], c[1], c[2]});
-  };
-  over_slots(slots, [&](const Slot& slot, size_t k, int64_t i, int64_t count) {
+  over_all(sizes, [&](size_t k, int64_t i, int64_t count) {
+    const Slot& slot = slots[k];
+    const auto run = [&](auto* grad, auto by_optimizer) {
+      by_optimizer(grad, slot.state[0].at<float>(i), slot.state[1].at<float>(i), slot.master.at<float>(i),
+                   slot.weight.at<half_bits>(i), count, parsed.of(k));
+    };
     if (slot.grad.half) {
-      run(slot, k, i, count, slot.grad.at<const half_bits>(i), kernels().sgd_half);
+      run(slot.grad.at<const half_bits>(i), kernels().*rule.update_half);
     } else {
-      run(slot, k, i, count, slot.grad.at<const float>(i), kernels().sgd);
-    }
-  });
-}
-
-void adam_update(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests&,
-                 const Arrays&) {
-  const Numbers parsed(attrs, kAdam);
-  const std::vector<Slot> slots = slots_of(inputs, parsed.stride);
-  const auto& c = parsed.constants;
-  const auto run = [&](const Slot& slot, size_t k, int64_t i, int64_t count, auto* grad, auto adam) {
-    adam(grad, slot.state[0].at<float>(i), slot.state[1].at<float>(i), slot.master.at<float>(i),
-         slot.weight.at<half_bits>(i), count,
-         AdamConstants{parsed.lrs[k], parsed.wds[k], c[0], c[1], c[2], c[3], c[4], parsed.decays[k]});
-  };
-  over_slots(slots, [&](const Slot& slot, size_t k, int64_t i, int64_t count) {
-    if (slot.grad.half) {
-      run(slot, k, i, count, slot.grad.at<const half_bits>(i), kernels().adam_half);
-    } else {
-      run(slot, k, i, count, slot.grad.at<const float>(i), kernels().adam);
+      run(slot.grad.at<const float>(i), kernels().*rule.update);
     }
   });
 }
@@ -249,7 +212,9 @@ bool infer_finite_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::S
 
 // Adds an update, which writes its arrays in place. It returns one meaningless number, since nnvm
 // requires an output.
-void add_update(const std::string& name, const Compute& compute, const Rule& rule) {
+void add_update(const std::string& name, const Rule& rule) {
+  const auto compute = [=](const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests&,
+                           const Arrays&) { update(attrs, inputs, rule); };
   const auto infer_shape = [=](const NodeAttrs& attrs, mxnet::ShapeVector& in,
                                mxnet::ShapeVector& out) {
     const Numbers parsed(attrs, rule);
@@ -303,8 +268,8 @@ void add_update(const std::string& name, const Compute& compute, const Rule& rul
 void register_updates() {
   add_op("_gluon_amp_all_finite", all_finite, infer_finite_shape, infer_finite_type)
       ->get_num_inputs = count_arrays;
-  add_update("_gluon_amp_sgd_update", sgd_update, kSgd);
-  add_update("_gluon_amp_adam_update", adam_update, kAdam);
+  add_update("_gluon_amp_sgd_update", kSgd);
+  add_update("_gluon_amp_adam_update", kAdam);
 }
 
 }  // namespace gluon_amp

@@ -10,8 +10,7 @@
 #include <immintrin.h>
 #endif
 
-#include "elements.h"
-#include "formats.h"
+#include "kernels.h"
 
 namespace {
 
@@ -95,21 +94,57 @@ struct One {
   One within(One bound) const { return {x > bound.x ? bound.x : x < -bound.x ? -bound.x : x}; }
 };
 
+#if defined(GLUON_AMP_AVX2) || defined(GLUON_AMP_AVX512)
 #if defined(GLUON_AMP_AVX2)
+using Floats = __m256;
+using Ints = __m256i;
+using Words = __v8su;
+#else
+using Floats = __m512;
+using Ints = __m512i;
+using Words = __v16su;
+#endif
+
+struct Many;
+Many if_less(Many a, Many b, Many yes, Many no);
+
 struct Many {
-  static constexpr int width = 8;
-  __m256 x;
+  static constexpr int width = sizeof(Floats) / sizeof(float);
+  Floats x;
+  static Many load(const HalfValue* p) { return load(&p->value); }
+  void store(HalfValue* p) const { rounded().store(&p->value); }
+  // low[0], high[0], low[1], ...
+  static void store_pairs(Many low, Many high, Bfloat* p) {
+    const Many upper = ::rounded(high, kBfloat16), lower = ::rounded(low, kBfloat16);
+    (upper | lower.shifted_right(16)).store(reinterpret_cast<float*>(p));
+  }
+  Ints ints() const { return (Ints)x; }
+  static Many of_ints(Ints ints) { return {(Floats)ints}; }
+  Many operator&(Many o) const { return of_ints(ints() & o.ints()); }
+  Many operator|(Many o) const { return of_ints(ints() | o.ints()); }
+  Many shifted_right(int n) const { return of_ints((Ints)((Words)ints() >> n)); }
+  Many operator+(Many o) const { return {x + o.x}; }
+  Many operator-(Many o) const { return {x - o.x}; }
+  Many operator*(Many o) const { return {x * o.x}; }
+  Many operator/(Many o) const { return {x / o.x}; }
+  Many where_positive(Many o, Many other) const { return if_less(all(0), o, *this, other); }
+  Many within(Many bound) const {
+    const Many low = all(0) - bound;
+    return if_less(bound, *this, bound, if_less(*this, low, low, *this));
+  }
+#if defined(GLUON_AMP_AVX2)
   static Many all(float value) { return {_mm256_set1_ps(value)}; }
+  static Many of_bits(uint32_t bits) { return of_ints(_mm256_set1_epi32(bits)); }
   static Many load(const float* p) { return {_mm256_loadu_ps(p)}; }
   static Many load(const half_bits* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
   }
   static Many load(const Bfloat* p) {
     const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    return {_mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16))};
+    return of_ints(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
   }
-  static Many load(const HalfValue* p) { return load(&p->value); }
   __m128i halves() const { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
+  Many rounded() const { return {_mm256_cvtph_ps(halves())}; }
   void store(float* p) const { _mm256_storeu_ps(p, x); }
   void store(half_bits* p) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), halves()); }
   void store(Bfloat* p) const {
@@ -117,77 +152,36 @@ struct Many {
     const __m128i low = _mm256_castsi256_si128(bits), high = _mm256_extracti128_si256(bits, 1);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packus_epi32(low, high));
   }
-  // low[0], high[0], low[1], ...
-  static void store_pairs(Many low, Many high, Bfloat* p) {
-    const Many upper = ::rounded(high, kBfloat16), lower = ::rounded(low, kBfloat16);
-    _mm256_storeu_ps(reinterpret_cast<float*>(p), (upper | lower.shifted_right(16)).x);
-  }
-  void store(HalfValue* p) const { rounded().store(&p->value); }
-  Many rounded() const { return {_mm256_cvtph_ps(halves())}; }
-  __m256i ints() const { return _mm256_castps_si256(x); }
-  static Many of_ints(__m256i ints) { return {_mm256_castsi256_ps(ints)}; }
-  static Many of_bits(uint32_t bits) { return of_ints(_mm256_set1_epi32(bits)); }
-  Many operator&(Many o) const { return {_mm256_and_ps(x, o.x)}; }
-  Many operator|(Many o) const { return {_mm256_or_ps(x, o.x)}; }
-  Many shifted_right(int n) const { return of_ints((__m256i)((__v8su)ints() >> n)); }
   Many before_cut(int bits) const {
     const __m256i odd = (shifted_right(bits) & of_bits(1)).ints();
     const __m256i half = _mm256_set1_epi32((1u << bits >> 1) - 1);
     return of_ints(_mm256_add_epi32(_mm256_add_epi32(ints(), half), odd));
   }
   Many or_quiet(Many o) const { return where_equal(o, o, o | of_bits(0x00400000)); }
-  Many operator+(Many o) const { return {_mm256_add_ps(x, o.x)}; }
-  Many operator-(Many o) const { return {_mm256_sub_ps(x, o.x)}; }
-  Many operator*(Many o) const { return {_mm256_mul_ps(x, o.x)}; }
-  Many operator/(Many o) const { return {_mm256_div_ps(x, o.x)}; }
   Many sqrt() const { return {_mm256_sqrt_ps(x)}; }
   Many or_zero() const { return {_mm256_max_ps(x, _mm256_setzero_ps())}; }
-  Many where_positive(Many o, Many other) const {
-    return {_mm256_blendv_ps(other.x, x, _mm256_cmp_ps(o.x, _mm256_setzero_ps(), _CMP_GT_OQ))};
-  }
   Many where_equal(Many a, Many b, Many other) const {
     return {_mm256_blendv_ps(other.x, x, _mm256_cmp_ps(a.x, b.x, _CMP_EQ_OQ))};
   }
-  Many within(Many bound) const {
-    // min and max return their second operand if one is NaN
-    const __m256 low = _mm256_sub_ps(_mm256_setzero_ps(), bound.x);
-    return {_mm256_max_ps(low, _mm256_min_ps(bound.x, x))};
-  }
-};
-#elif defined(GLUON_AMP_AVX512)
-struct Many {
-  static constexpr int width = 16;
-  __m512 x;
+#else
   static Many all(float value) { return {_mm512_set1_ps(value)}; }
+  static Many of_bits(uint32_t bits) { return of_ints(_mm512_set1_epi32(bits)); }
   static Many load(const float* p) { return {_mm512_loadu_ps(p)}; }
   static Many load(const half_bits* p) {
     return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
   }
   static Many load(const Bfloat* p) {
     const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16))};
+    return of_ints(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
   }
-  static Many load(const HalfValue* p) { return load(&p->value); }
   __m256i halves() const { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
+  Many rounded() const { return {_mm512_cvtph_ps(halves())}; }
   void store(float* p) const { _mm512_storeu_ps(p, x); }
   void store(half_bits* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), halves()); }
   void store(Bfloat* p) const {
     const __m512i bits = ::rounded(*this, kBfloat16).shifted_right(16).ints();
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bits));
   }
-  // low[0], high[0], low[1], ...
-  static void store_pairs(Many low, Many high, Bfloat* p) {
-    const Many upper = ::rounded(high, kBfloat16), lower = ::rounded(low, kBfloat16);
-    _mm512_storeu_si512(p, (upper | lower.shifted_right(16)).ints());
-  }
-  void store(HalfValue* p) const { rounded().store(&p->value); }
-  Many rounded() const { return {_mm512_cvtph_ps(halves())}; }
-  __m512i ints() const { return _mm512_castps_si512(x); }
-  static Many of_ints(__m512i ints) { return {_mm512_castsi512_ps(ints)}; }
-  static Many of_bits(uint32_t bits) { return of_ints(_mm512_set1_epi32(bits)); }
-  Many operator&(Many o) const { return of_ints(_mm512_and_si512(ints(), o.ints())); }
-  Many operator|(Many o) const { return of_ints(_mm512_or_si512(ints(), o.ints())); }
-  Many shifted_right(int n) const { return of_ints((__m512i)((__v16su)ints() >> n)); }
   Many before_cut(int bits) const {
     const uint32_t half = 1u << bits >> 1;
     const __mmask16 odd = _mm512_test_epi32_mask(ints(), _mm512_set1_epi32(1u << bits));
@@ -198,24 +192,12 @@ struct Many {
   Many or_quiet(Many o) const {
     return {_mm512_fixupimm_ps(x, o.x, _mm512_set1_epi32(0x22), 0)};
   }
-  Many operator+(Many o) const { return {_mm512_add_ps(x, o.x)}; }
-  Many operator-(Many o) const { return {_mm512_sub_ps(x, o.x)}; }
-  Many operator*(Many o) const { return {_mm512_mul_ps(x, o.x)}; }
-  Many operator/(Many o) const { return {_mm512_div_ps(x, o.x)}; }
   Many sqrt() const { return {_mm512_sqrt_ps(x)}; }
   Many or_zero() const { return {_mm512_max_ps(x, _mm512_setzero_ps())}; }
-  Many where_positive(Many o, Many other) const {
-    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(o.x, _mm512_setzero_ps(), _CMP_GT_OQ),
-                                 other.x, x)};
-  }
   Many where_equal(Many a, Many b, Many other) const {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.x, b.x, _CMP_EQ_OQ), other.x, x)};
   }
-  Many within(Many bound) const {
-    // min and max return their second operand if one is NaN
-    const __m512 low = _mm512_sub_ps(_mm512_setzero_ps(), bound.x);
-    return {_mm512_max_ps(low, _mm512_min_ps(bound.x, x))};
-  }
+#endif
 };
 #else
 using Many = One;
@@ -251,6 +233,20 @@ inline V rounded(V x, Format f) {
   result = if_less(V::all(f.largest), result, V::all(f.overflow), result);
   if (!f.subnormals) result = if_less(result, normal, V::all(0), result);
   return (result | (x & V::of_bits(0x80000000))).or_quiet(x) & kept;
+}
+
+// Calls step(Many or One, i) for all i from `first` to `end` - 1. The type determines how many elements a
+// step processes.
+template <typename Step>
+inline void each(int64_t first, int64_t end, Step step) {
+  int64_t i = first;
+  for (; i + Many::width <= end; i += Many::width) step(Many(), i);
+  for (; i < end; ++i) step(One(), i);
+}
+
+template <typename From, typename To>
+inline void convert(const From* in, To* out, int64_t n) {
+  each(0, n, [=](auto v, int64_t i) { v.load(in + i).store(out + i); });
 }
 
 }  // namespace
