@@ -4,6 +4,10 @@
 as characters; the package `prepare` downloads, splits and packs images.
 """
 
+from pathlib import Path
+from typing import Callable, Dict, NamedTuple, Optional
+
+from gluon_amp.training.data import digits, fashion_mnist
 from gluon_amp.training.data.digits import open_digits
 from gluon_amp.training.data.fashion_mnist import open_fashion_mnist
 from gluon_amp.training.data.folders import open_folders, open_image_folder
@@ -14,6 +18,7 @@ from gluon_amp.training.data.source import DataError, Source, describe_unreadabl
 from gluon_amp.training.data.synthetic import open_synthetic
 
 __all__ = [
+    "SMALL",
     "DataError",
     "Preprocessing",
     "RecordFiles",
@@ -28,3 +33,18 @@ __all__ = [
     "open_records",
     "open_synthetic",
 ]
+
+
+class SmallSet(NamedTuple):
+    """A data set that comes whole. Networks that need larger images enlarge them."""
+
+    open: Callable[[Path, int, int], Source]  # of a folder, with a seed, in a size
+    side: int  # height and width of its images
+    folder: Optional[Path] = None  # where its files are by default, if it has any
+
+
+# By its name on a command line; `runs.defaults.DATA_DEFAULTS` may have a recipe for it.
+SMALL: Dict[str, SmallSet] = {
+    "digits": SmallSet(lambda _, seed, size: open_digits(seed, size=size), digits.SIZE),
+    "fashion-mnist": SmallSet(open_fashion_mnist, fashion_mnist.SIZE, fashion_mnist.FOLDER),
+}

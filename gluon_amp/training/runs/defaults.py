@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 from typing import Any, Dict, Tuple
 
-from gluon_amp.training.data import digits, fashion_mnist
+from gluon_amp.training.data import SMALL
 from gluon_amp.training.networks import efficientnet_lite
 
 # What the command or the data determines, and no option: the learning rate per 256 images, and
@@ -77,7 +77,7 @@ FINE_TUNING_DATA: Dict[str, Dict[str, Any]] = {
 
 # The folders of data sets that do not have --data-dir's default.
 FOLDERS: Dict[str, Path] = {
-    "fashion-mnist": fashion_mnist.FOLDER,
+    **{name: small.folder for name, small in SMALL.items() if small.folder},
     "caltech101": Path("~/.mxnet/datasets/caltech101"),
     "caltech256": Path("~/.mxnet/datasets/caltech256"),
 }
@@ -85,7 +85,7 @@ FOLDERS: Dict[str, Path] = {
 IMAGENET_SIDE = 224
 # The images of small data sets are enlarged to the smallest size that the network accepts: the
 # first of these of a matching name, or else their own size.
-OWN_SIDES = {"digits": digits.SIZE, "fashion-mnist": fashion_mnist.SIZE}
+OWN_SIDES = {name: small.side for name, small in SMALL.items()}
 LARGER_SIDES: Tuple[Tuple[str, int], ...] = (
     (r"inceptionv3", 299),
     (r"densenet\d+|googlenet|residualattentionnet\d+|squeezenet[\d.]+", 224),

@@ -16,6 +16,7 @@ from gluon_amp.training.command_line import (
     threads,
     whole,
 )
+from gluon_amp.training.data import SMALL
 from gluon_amp.training.runs import options
 from gluon_amp.training.runs.options import (
     COUNT,
@@ -35,7 +36,8 @@ from gluon_amp.training.workers.group import KV_STORES
 
 MODES = ("hybrid", "imperative", "module")
 LR_MODES = ("step", "cosine", "poly", "linear", "constant")
-DATASETS = ("imagenet", "caltech101", "caltech256", "folder", "rec", "digits", "fashion-mnist")
+CALTECH = ("caltech101", "caltech256")
+DATASETS = ("imagenet", *CALTECH, "folder", "rec", *SMALL)
 IMAGENET = Path("~/.mxnet/datasets/imagenet")  # the default of --data-dir
 OPTIMIZERS = ("sgd", "nag", "adam", "adamw", "lars", "lamb")
 

@@ -8,6 +8,7 @@ import functools
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError
+from gluon_amp.training.data import SMALL
 from gluon_amp.training.networks.models import full_name
 from gluon_amp.training.runs.defaults import (
     DATA_DEFAULTS,
@@ -18,7 +19,7 @@ from gluon_amp.training.runs.defaults import (
     OTHER_DEFAULTS,
     input_side,
 )
-from gluon_amp.training.runs.image_options import add_image_options
+from gluon_amp.training.runs.image_options import CALTECH, add_image_options
 from gluon_amp.training.runs.options import GROUPS, Options, check_devices, check_resume
 from gluon_amp.training.runs.parser import TrainingParser
 
@@ -141,7 +142,7 @@ def _data(values: Dict[str, Any]) -> Tuple[str, Optional[str]]:
         return "synthetic", None
     if values["image_folder"]:
         return "image-folder", None
-    if values["dataset"] in ("digits", "fashion-mnist", "caltech101", "caltech256"):
+    if values["dataset"] in (*SMALL, *CALTECH):
         return values["dataset"], None
     if values["reads_records"] or values["dataset"] == "rec":
         return "rec", None

@@ -5,11 +5,10 @@ from pathlib import Path
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training import data
-from gluon_amp.training.runs.image_options import IMAGENET
+from gluon_amp.training.runs.image_options import CALTECH, IMAGENET
 from gluon_amp.training.runs.recipe import Recipe
 
 FINE_TUNED_DIGITS = range(5, 10)
-CALTECH = ("caltech101", "caltech256")
 
 
 def open_data(recipe: Recipe, devices: int) -> data.Source:
@@ -30,11 +29,10 @@ def open_data(recipe: Recipe, devices: int) -> data.Source:
 
 def _open(recipe: Recipe) -> data.Source:
     folder, seed = recipe.data_dir.expanduser(), recipe.seed
-    if recipe.data == "digits":
-        digits = FINE_TUNED_DIGITS if recipe.fine_tunes else range(10)
-        return data.open_digits(seed, digits, recipe.input_size)
-    if recipe.data == "fashion-mnist":
-        return data.open_fashion_mnist(folder, seed, recipe.input_size)
+    if recipe.data == "digits" and recipe.fine_tunes:
+        return data.open_digits(seed, FINE_TUNED_DIGITS, recipe.input_size)
+    if recipe.data in data.SMALL:
+        return data.SMALL[recipe.data].open(folder, seed, recipe.input_size)
     mean, std = (tuple(v / 255 for v in values) for values in (recipe.rgb_mean, recipe.rgb_std))
     preprocessing = data.Preprocessing(
         recipe.input_size, recipe.crop_ratio, mean, std, recipe.min_random_area
