@@ -6,7 +6,7 @@ import time
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.base.host import host_copy, host_view
+from gluon_amp.base.host import host_copy, host_view, on_cpu
 
 import mxnet as mx
 from mxnet import nd
@@ -41,6 +41,10 @@ READERS = {
     "pickle": lambda net, path: pickle.dumps(net),
     "cast": lambda net, path: amp.cast(net, "bfloat16"),
 }
+
+
+def test_which_memory_is_the_hosts():
+    assert on_cpu(nd.zeros(1)) and on_cpu(nd.zeros(1, ctx=mx.Context("cpu_shared", 0)))
 
 
 @pytest.mark.parametrize("read", READERS)

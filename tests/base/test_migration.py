@@ -33,6 +33,8 @@ def test_every_public_name_of_contrib_amp_is_here_or_has_its_replacement():
             getattr(amp, name)
     with pytest.raises(AttributeError, match="use amp.symbolic.convert"):
         print(amp.convert_model)
+    with pytest.raises(AttributeError, match="use amp.symbolic.BucketingModule"):
+        print(amp.convert_bucketing_module)
 
 
 def test_what_the_table_recommends_exists():

@@ -19,8 +19,6 @@ from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 
 STUDY = "compute=float8_e4m3,gradients=float8_e5m2"
-
-
 SUBCLASSES = []
 
 

@@ -1,6 +1,5 @@
 """PyTorch's files: what was written is read, nothing is executed, and any other is a ValueError."""
 
-import pickle
 import tracemalloc
 import zipfile
 
@@ -70,25 +69,6 @@ def test_a_tensor_may_be_a_part_of_its_storage_and_transposed(tmp_path):
     part = tensor(values, "0", offset=2, shape=[2, 3], strides=[1, 2])
     data = archive({"data.pkl": state_dict({"w": part}), "data/0": values.tobytes()})
     assert read(tmp_path, data)["w"].tolist() == [[2, 4, 6], [3, 5, 7]]
-
-
-class Call:
-    calls = 0
-
-    def __reduce__(self):
-        return call_me, ()
-
-
-def call_me():
-    Call.calls += 1
-
-
-def test_nothing_is_executed(tmp_path):
-    pickled = pickle.dumps({"w": Call()}, 2)
-    refused(tmp_path, pickled, "PyTorch's")
-    refused(tmp_path, archive({"data.pkl": pickled}), r"it names '.*call_me'")
-    refused(tmp_path, legacy_of(pickled, {}), r"it names '.*call_me'")
-    assert Call.calls == 0
 
 
 def zip_of(value, **members):
