@@ -28,8 +28,7 @@ TESTS = ["tests/kernels", "tests/lowering", "--ignore", "tests/kernels/test_buil
 def main(argv: Optional[List[str]] = None) -> int:
     """Run the tests, and return pytest's exit status."""
     parser = Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("-k", metavar="EXPRESSION", help="run the tests whose names match")
-    parser.add_argument("-x", action="store_true", help="stop at the first failure")
+    parser.add_argument("-k", metavar="EXPRESSION", default="", help="of pytest: which tests")
     options = parser.parse_args(argv)
     compiler = build.compiler()
     if compiler is None:
@@ -45,9 +44,9 @@ def main(argv: Optional[List[str]] = None) -> int:
         "LD_PRELOAD": " ".join(loaded),
         "ASAN_OPTIONS": OPTIONS,
     }
-    chosen = [*(["-k", options.k] if options.k else []), *(["-x"] if options.x else [])]
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow"]
-    return subprocess.run([*command, *TESTS, *chosen], env=environment, cwd=ROOT).returncode
+    command += [*TESTS, "-k", options.k]
+    return subprocess.run(command, env=environment, cwd=ROOT).returncode
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Dict, List, Mapping, Sequence
 
 from experiments import ROOT
-from experiments.clients.cases import REQUIREMENTS, Family
+from experiments.clients.cases import Family
 from experiments.matrix import find_python
 from gluon_amp.base.messages import UsageError
 
@@ -63,10 +63,10 @@ def prepare(
 
 def of_client(family: Family) -> Path:
     """Return the Python of a client's programs, which import gluon_amp from this checkout."""
-    requirements = REQUIREMENTS / family.requirements
     options = ["--no-deps"] if family.complete else []
-    install = [*options, "-r", str(requirements)]
-    return prepare(CLIENTS / family.name, family.python, requirements.read_text(), [install])
+    install = [*options, "-r", str(family.requirements)]
+    text = family.requirements.read_text()
+    return prepare(CLIENTS / family.name, family.python, text, [install])
 
 
 def of_horovod() -> Path:

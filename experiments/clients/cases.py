@@ -65,20 +65,21 @@ class Family:
     """The programs of a client, which share an environment."""
 
     name: str  # also the folder of its programs
-    #: A file in ``requirements/`` with exact versions. Those before its first empty line are shown
-    #: in the table.
-    requirements: str
-    python: str  # the version, as in ``3.11``
     cases: Sequence[Case]
+    python: str = "3.11"
     #: The requirements are all packages that are installed, for a client that itself requires
     #: another version of MXNet.
     complete: bool = False
 
     @property
+    def requirements(self) -> Path:
+        """A file with exact versions. Those before its first empty line are shown in the table."""
+        return REQUIREMENTS / f"{self.name}.txt"
+
+    @property
     def versions(self) -> List[str]:
         """The versions that the table shows, such as ``mxnet==1.9.1``."""
-        text = (REQUIREMENTS / self.requirements).read_text()
-        return text.partition("\n\n")[0].split()
+        return self.requirements.read_text().partition("\n\n")[0].split()
 
     def source(self, case: Case) -> Path:
         """Return the path of a case's program."""

@@ -29,7 +29,6 @@ def d2l(optimizer: str, learning_rate: str, *others: Edit) -> List[Edit]:
 CLIP = Edit("d2l.grad_clipping(net, 1)", "trainer.clip_global_norm(1)")
 D2L = Family(
     name="d2l",
-    requirements="d2l.txt",
     python="3.8",
     cases=[
         Case("lenet", "images.py", d2l("sgd", "learning_rate"), steps=50),
@@ -48,8 +47,6 @@ CAST_FIRST = f'amp.cast(net, "{{policy}}")\n{TRAINER.replace("gluon.Trainer", "a
 PROCESSOR = "trainer=trainer, batch_processor=amp.BatchProcessor(),"
 ESTIMATOR = Family(
     name="estimator",
-    requirements="module.txt",  # no more than MXNet
-    python="3.11",
     cases=[
         Case(
             "fit",
@@ -87,8 +84,6 @@ SEGMENTATION = gluoncv(
 )
 GLUONCV = Family(
     name="gluoncv",
-    requirements="gluoncv.txt",
-    python="3.11",
     cases=[
         Case("cifar_resnet20", "cifar.py", gluoncv(NAG, EACH)),
         Case("mobilenet", "mobilenet.py", gluoncv(NAG, EACH)),
@@ -107,7 +102,13 @@ GLUONCV = Family(
 # ------------------------ GluonNLP: BERT as a classifier and pretrained, and a language model
 
 
-def gluonnlp(optimizer: str, clip: str, norm: str, module: str = "mx.gluon") -> List[Edit]:
+BERT_CLIP = "nlp.utils.clip_grad_global_norm(params, 1)"
+LM_CLIP = "gluon.utils.clip_global_norm([p.grad() for p in parameters], CLIP)"
+
+
+def gluonnlp(
+    optimizer: str, clip: str = BERT_CLIP, norm: str = "1", module: str = "mx.gluon"
+) -> List[Edit]:
     """Return the edits of a script with this optimizer and this line that clips."""
     arguments = f'model.collect_params(), "{optimizer}", optimizer_params)'
     cast = arguments.replace("model", 'amp.cast(model, "{policy}")')
@@ -119,20 +120,11 @@ def gluonnlp(optimizer: str, clip: str, norm: str, module: str = "mx.gluon") -> 
     ]
 
 
-NLP_CLIP = "nlp.utils.clip_grad_global_norm(params, 1)"
-LM_CLIP = "gluon.utils.clip_global_norm([p.grad() for p in parameters], CLIP)"
 GLUONNLP = Family(
     name="gluonnlp",
-    requirements="gluonnlp.txt",
-    python="3.11",
     cases=[
-        Case(
-            "bert_classification",
-            "bert_classification.py",
-            gluonnlp("bertadam", NLP_CLIP, "1"),
-            steps=60,
-        ),
-        Case("bert_pretraining", "bert_pretraining.py", gluonnlp("lamb", NLP_CLIP, "1"), steps=70),
+        Case("bert_classification", "bert_classification.py", gluonnlp("bertadam"), steps=60),
+        Case("bert_pretraining", "bert_pretraining.py", gluonnlp("lamb"), steps=70),
         Case("awd_lstm", "awd_lstm.py", gluonnlp("sgd", LM_CLIP, "CLIP", "gluon"), steps=80),
     ],
 )
@@ -151,8 +143,6 @@ INSIDE = {
 }
 GLUONTS = Family(
     name="gluonts",
-    requirements="gluonts.txt",
-    python="3.11",
     cases=[
         Case("simple_feedforward", "train.py", [], steps=150, files=INSIDE),
         Case("deepar", "train.py", [], steps=80, files=INSIDE),
@@ -178,8 +168,6 @@ BUCKETING_EDITS = [
 ]
 MODULE = Family(
     name="module",
-    requirements="module.txt",
-    python="3.11",
     cases=[
         Case("mlp", "train_mnist.py", MODULE_EDITS, steps=100),
         Case("lenet", "train_mnist.py", MODULE_EDITS, steps=60),
@@ -212,9 +200,7 @@ SOCKEYE_TRANSLATE = {
 }
 SOCKEYE = Family(
     name="sockeye",
-    requirements="sockeye.txt",
     complete=True,
-    python="3.11",
     cases=[
         Case("train", "command_line.py", [], steps=40, files=SOCKEYE_TRAIN),
         Case("translate", "command_line.py", [], steps=40, files=SOCKEYE_TRANSLATE),

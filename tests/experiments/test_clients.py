@@ -72,7 +72,7 @@ def family(tmp_path, monkeypatch):
     (tmp_path / "f").mkdir()
     (tmp_path / "f" / "c.py").write_text(PROGRAM)
     edits = [Edit('loss = 1 + int(os.environ["SEED"])', "loss = 3")]
-    result = Family("f", "f.txt", "3.11", [Case("c", "c.py", edits, steps=6)])
+    result = Family("f", [Case("c", "c.py", edits, steps=6)])
     monkeypatch.setattr(command, "FAMILIES", [result])
     return result
 
