@@ -104,6 +104,7 @@ def test_data_sets_and_networks_fill_in_only_what_was_not_given():
         ("--dataset digits --epochs 2", 1 / 6),
         ("--dataset imagenet --epochs 3", 1 / 6),
         ("--dataset imagenet --epochs 3 --warmup-epochs 1", 1),
+        ("--dataset imagenet --epochs 900", 5),  # and a longer one no longer
     ],
 )
 def test_a_shorter_run_warms_up_for_the_same_share_of_it(line, warmup):
