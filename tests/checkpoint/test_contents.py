@@ -5,17 +5,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gluon_amp.checkpoint import load_checkpoint
 from gluon_amp.checkpoint.contents import FILE
 from gluon_amp.files import archive
 from tests import forging
-from tests.checkpoint.helpers import read, refused
+from tests.checkpoint.helpers import made, read, refused
 
 
 @pytest.mark.parametrize(
     "kind, edit",
     [
         ("parameters/0.weight", lambda array: array[:1]),
-        ("parameters/0.weight", lambda array: array[:0]),
         ("parameters/0.weight", lambda array: array.astype(str)),
         ("parameters/0.weight", lambda array: array.astype(np.complex64)),
         ("parameters/0.bias", None),
@@ -33,6 +33,15 @@ def test_forged_arrays_are_refused(saved, kind, edit):
         arrays[name] = edit(array)
     Path(path).write_bytes(archive.encode(FILE, header, arrays))
     refused("", path, net, trainer)
+
+
+def test_an_empty_array_does_not_fit_an_unknown_shape(saved):
+    path = saved[0]
+    header, arrays = archive.read(FILE, path)
+    arrays["parameters/0.weight"] = arrays["parameters/0.weight"][:, :0]
+    Path(path).write_bytes(archive.encode(FILE, header, arrays))
+    with pytest.raises(ValueError, match="0.weight is empty"):
+        load_checkpoint(path, *made())
 
 
 def field(header, *keys):

@@ -97,6 +97,13 @@ def test_a_checkpoint_resumes_bit_for_bit(tmp_path):
     same(values(stock), values(first))
 
 
+def test_loaded_symbols_run_in_place_of_those_of_sym_gen():
+    inputs = mx.sym.var("data"), mx.sym.var("softmax_label")
+    loaded = mx.sym.LinearRegressionOutput(*inputs, name="loaded")
+    module = BucketingModule.load_dict({6: loaded}, net_of, 6, {}, {}, loss_scale=None)
+    assert module.buckets[6].symbol.list_outputs() == ["loaded_output"]
+
+
 def test_rebound_buckets_go_on():
     rebound, straight = fitted(1), fitted(1)
     rebound.bind(sentences(6).provide_data, sentences(6).provide_label, force_rebind=True)

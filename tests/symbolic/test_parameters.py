@@ -29,6 +29,14 @@ def test_values_of_any_float_dtype_become_masters_and_weights():
         np.testing.assert_array_equal(values(module)["fc_weight"], expected)
 
 
+def test_a_fixed_weight_keeps_all_bits_of_its_values():
+    module = linear_module([[1 / 3, 1 / 7]], fixed_param_names=["fc_weight"])
+    module.collect_params()  # so that the next get_params reads the executors
+    assert on_device(module).dtype == np.float16
+    expected = np.array([[1 / 3, 1 / 7]], "float32")
+    np.testing.assert_array_equal(values(module)["fc_weight"], expected)
+
+
 def test_set_params_with_missing_ones_keeps_the_others():
     module = train(Module(conv_net(), loss_scale=2.0**6), *images(), epochs=1)
     step(module, *images())  # which no get_params has seen

@@ -192,16 +192,6 @@ def test_a_loss_scale_keeps_its_check():
 # ------------------------------------------------------------------------------ masters
 
 
-@pytest.mark.parametrize("name", ["sgd", "lamb", "rmsprop"])
-def test_set_data_after_training_began_is_not_reverted(name):
-    p = parameter("p", [0.25] * 4)
-    trainer = Trainer([p], name, {"learning_rate": 2.0**-6}, loss_scale=16)
-    run(trainer, [(p, [1.0] * 4)])
-    p.set_data(nd.full((4,), 5.0, dtype="float16"))
-    run(trainer, [(p, [1.0] * 4)])
-    assert (values(p) > 4.5).all()
-
-
 def test_a_write_of_one_element_leaves_the_masters_of_the_others():
     p = parameter("p", [1.0, 1.0])
     trainer = Trainer([p], "sgd", {"learning_rate": 2.0**-20}, loss_scale=1)

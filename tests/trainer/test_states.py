@@ -242,7 +242,7 @@ def test_a_setting_that_differs_is_kept_with_a_warning(path):
 )
 def test_states_of_something_else_are_refused(path, build, message):
     p = parameter("p", [1.0])
-    Trainer([p], "sgd").save_states(path)
+    Trainer([p], "sgd", loss_scale=DynamicLossScale(8)).save_states(path)
     other = build(p)
     before = pickle.dumps(other.state_dict())
     with pytest.raises(ValueError, match=message):
