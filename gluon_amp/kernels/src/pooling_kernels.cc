@@ -1,4 +1,4 @@
-// The loops of pooling_kernels.h, included in kernels.cc.
+// The loops of pooling_kernels.h, compiled three times as kernels.cc is.
 #include <algorithm>
 #include <cfloat>
 #include <type_traits>
@@ -209,4 +209,7 @@ constexpr Pooling<T> pooling() {
 const PoolingKernels pooling_table = {pooling<Bfloat>(), pooling<HalfValue>()};
 
 }  // namespace
+
+const PoolingKernels* GLUON_AMP_NAMED(pooling_kernels)() { return &pooling_table; }
+
 }  // namespace gluon_amp

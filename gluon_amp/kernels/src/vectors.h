@@ -12,6 +12,15 @@
 
 #include "kernels.h"
 
+// A name for the instruction set that this file is compiled for
+#if defined(GLUON_AMP_AVX512)
+#define GLUON_AMP_NAMED(name) avx512_##name
+#elif defined(GLUON_AMP_AVX2)
+#define GLUON_AMP_NAMED(name) avx2_##name
+#else
+#define GLUON_AMP_NAMED(name) plain_##name
+#endif
+
 namespace {
 
 using gluon_amp::Bfloat;
@@ -128,10 +137,6 @@ struct Many {
   Many operator*(Many o) const { return {x * o.x}; }
   Many operator/(Many o) const { return {x / o.x}; }
   Many where_positive(Many o, Many other) const { return if_less(all(0), o, *this, other); }
-  Many within(Many bound) const {
-    const Many low = all(0) - bound;
-    return if_less(bound, *this, bound, if_less(*this, low, low, *this));
-  }
 #if defined(GLUON_AMP_AVX2)
   static Many all(float value) { return {_mm256_set1_ps(value)}; }
   static Many of_bits(uint32_t bits) { return of_ints(_mm256_set1_epi32(bits)); }
@@ -160,6 +165,10 @@ struct Many {
   Many or_quiet(Many o) const { return where_equal(o, o, o | of_bits(0x00400000)); }
   Many sqrt() const { return {_mm256_sqrt_ps(x)}; }
   Many or_zero() const { return {_mm256_max_ps(x, _mm256_setzero_ps())}; }
+  // min and max return their second operand if one is NaN
+  Many within(Many bound) const {
+    return {_mm256_max_ps((all(0) - bound).x, _mm256_min_ps(bound.x, x))};
+  }
   Many where_equal(Many a, Many b, Many other) const {
     return {_mm256_blendv_ps(other.x, x, _mm256_cmp_ps(a.x, b.x, _CMP_EQ_OQ))};
   }
@@ -194,6 +203,9 @@ struct Many {
   }
   Many sqrt() const { return {_mm512_sqrt_ps(x)}; }
   Many or_zero() const { return {_mm512_max_ps(x, _mm512_setzero_ps())}; }
+  Many within(Many bound) const {
+    return {_mm512_max_ps((all(0) - bound).x, _mm512_min_ps(bound.x, x))};
+  }
   Many where_equal(Many a, Many b, Many other) const {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.x, b.x, _CMP_EQ_OQ), other.x, x)};
   }
