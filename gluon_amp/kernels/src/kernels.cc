@@ -5,7 +5,6 @@
 #include "vectors.h"
 
 namespace gluon_amp {
-
 namespace {
 
 // Calls body(function that rounds a One or a Many). The processor has instructions for float16.
