@@ -97,7 +97,8 @@ def build(command: List[str], path: Path) -> None:
         "onednn": ["-O1", *headers, str(SOURCES / "onednn.cc")],
     }
     for name, flags in _instruction_sets().items():
-        units[f"kernels_{name}"] = ["-O3", *flags, str(SOURCES / "kernels.cc")]
+        for source in sorted(SOURCES.glob("*kernels.cc")):
+            units[f"{source.stem}_{name}"] = ["-O3", *flags, str(source)]
     objects = [str(path.with_name(f"{name}.o")) for name in units]
     run_all(
         [*command, *FLAGS, *flags, "-c", "-o", target]

@@ -54,35 +54,27 @@ def home(tmp_path, monkeypatch):
     return tmp_path
 
 
-class Uses:
-    """A cache for one test: `fill` stores a library as if it was built here."""
-
-    def __init__(self, home):
-        self.home = home
-        (home / "linked.so").write_bytes(GOOD)
-
-    def fill(self, content=GOOD, worked_here=True):
-        path = cache.folder() / f"native-{build.source_digest()}.so"
-        path.write_bytes(content)
-        digest = hashlib.sha256(content).hexdigest()
-        worked_on = [cache.machine()] if worked_here else []
-        manifest = {"sha256": digest, "worked_on": worked_on}
-        CachedLibrary(path).manifest.write_text(json.dumps(manifest))
-        return path
-
-    def builds(self):
-        file = self.home / "builds"
-        return len(file.read_text()) if file.exists() else 0
+def fill(content=GOOD, worked_here=True):
+    """Store a library in the cache, as if it was built here."""
+    path = cache.folder() / f"native-{build.source_digest()}.so"
+    path.write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    manifest = {"sha256": digest, "worked_on": [cache.machine()] if worked_here else []}
+    CachedLibrary(path).manifest.write_text(json.dumps(manifest))
+    return path
 
 
 @pytest.fixture
-def uses(home, monkeypatch):
+def builds(home, monkeypatch):
+    """Return how often a library was built, by a compiler that copies `linked.so`."""
+    (home / "linked.so").write_bytes(GOOD)
     monkeypatch.setenv("CXX", str(compiler_of(home, home / "linked.so")))
     monkeypatch.setattr(obtain, "try_in_subprocess", trial)
-    return Uses(home)
+    log = home / "builds"
+    return lambda: len(log.read_text()) if log.exists() else 0
 
 
-def test_first_use_says_once_what_it_builds_and_where_that_is_kept(uses, home, caplog):
+def test_first_use_says_once_what_it_builds_and_where_that_is_kept(builds, home, caplog):
     path = obtain.find_or_build()
     (record,) = caplog.records
     line, folder = record.getMessage(), home / ".cache" / "gluon_amp"
@@ -92,59 +84,59 @@ def test_first_use_says_once_what_it_builds_and_where_that_is_kept(uses, home, c
     assert record.levelname == "WARNING"  # printed unless the user has configured logging
     assert obtain.find_or_build() == path
     assert len(caplog.records) == 1
-    assert uses.builds() == 1
+    assert builds() == 1
     kept = {file.name for file in folder.iterdir()}
     assert kept == {"lock", path.name, path.with_suffix(".json").name}
 
 
-def test_an_intact_library_that_worked_here_is_neither_tried_nor_built(uses, monkeypatch):
-    path = uses.fill()
+def test_an_intact_library_that_worked_here_is_neither_tried_nor_built(builds, monkeypatch):
+    path = fill()
     monkeypatch.setattr(obtain, "try_in_subprocess", lambda path: pytest.fail("tried"))
     assert obtain.find_or_build() == path
-    assert uses.builds() == 0
+    assert builds() == 0
 
 
-def test_an_import_finds_a_library_without_starting_a_program(uses, monkeypatch):
+def test_an_import_finds_a_library_without_starting_a_program(builds, home, monkeypatch):
     monkeypatch.setattr(build, "run_all", lambda *_, **__: pytest.fail("a program was started"))
     assert obtain.find() is None
-    assert not (uses.home / ".cache").exists()  # and creates nothing
-    path = uses.fill()
+    assert not (home / ".cache").exists()  # and creates nothing
+    path = fill()
     assert obtain.find() == path
-    uses.fill(worked_here=False)  # it was not tried on this machine
+    fill(worked_here=False)  # it was not tried on this machine
     assert obtain.find() is None
 
 
 @pytest.mark.parametrize("content", [GOOD, BROKEN])
-def test_a_library_that_was_brought_is_tried_and_built_anew_if_it_does_not_work(uses, content):
-    path = uses.fill(content, worked_here=False)
+def test_a_library_that_was_brought_is_tried_and_built_anew_if_it_does_not_work(builds, content):
+    path = fill(content, worked_here=False)
     assert obtain.find_or_build() == path == obtain.find()
     assert path.read_bytes() == GOOD
-    assert uses.builds() == (content == BROKEN)
+    assert builds() == (content == BROKEN)
 
 
-def test_a_truncated_library_is_built_anew(uses):
-    path = uses.fill()
+def test_a_truncated_library_is_built_anew(builds):
+    path = fill()
     os.truncate(path, path.stat().st_size // 2)
     assert obtain.find_or_build() == path
     assert path.read_bytes() == GOOD
-    assert uses.builds() == 1
+    assert builds() == 1
 
 
-def test_one_that_does_not_work_when_built_anew_is_given_up(uses, home):
-    path = uses.fill(BROKEN, worked_here=False)
+def test_one_that_does_not_work_when_built_anew_is_given_up(builds, home):
+    path = fill(BROKEN, worked_here=False)
     (home / "linked.so").write_bytes(BROKEN)
     with pytest.raises(BuildError, match=r"^the trial of the built kernels failed \(.+\)$"):
         obtain.find_or_build()
-    assert uses.builds() == 1
+    assert builds() == 1
     assert not list(path.parent.glob("build-*"))
 
 
-def test_without_a_compiler_a_library_that_was_brought_is_tried(uses, monkeypatch):
-    path = uses.fill(worked_here=False)
+def test_without_a_compiler_a_library_that_was_brought_is_tried(builds, monkeypatch):
+    path = fill(worked_here=False)
     monkeypatch.setenv("CXX", "")
     monkeypatch.setenv("PATH", "")
     assert obtain.find_or_build() == path
-    uses.fill(BROKEN, worked_here=False)
+    fill(BROKEN, worked_here=False)
     with pytest.raises(BuildError, match="the trial of the built kernels failed"):
         obtain.find_or_build()
     path.write_bytes(b"damaged")

@@ -4,10 +4,8 @@
 // In all other cases the operator here calls amp_cast.
 #include <string>
 
-#include "arrays.h"
-#include "kernels.h"
 #include "operators.h"
-#include "parallel.h"
+#include "rounding.h"
 
 namespace gluon_amp {
 namespace {
@@ -25,15 +23,7 @@ void to_bfloat16_grad(const NodeAttrs& attrs, const OpContext& context, const Ar
   if (req[0] != mxnet::kAddTo || !widening) {
     return compute_of("_backward_amp_cast")(attrs, context, inputs, req, outputs);
   }
-  const NDArray plain = plain_copy(inputs[0]);
-  make_plain(outputs[0]);
-  const Bfloat* in = plain_data<Bfloat>(plain);
-  float* sum = plain_data<float>(outputs[0]);
-  in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
-    float wide[kBlock];
-    kernels().from_bfloat(in + first, wide, count);
-    kernels().add(wide, sum + first, count);
-  });
+  convert_array<Bfloat, float>(inputs[0], req[0], outputs[0], kernels().from_bfloat, kernels().add);
 }
 
 bool is_float(int type) {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "blocked.h"
-#include "parallel.h"
 #include "shapes.h"
 
 namespace gluon_amp {

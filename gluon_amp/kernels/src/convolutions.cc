@@ -10,11 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "arrays.h"
 #include "attributes.h"
-#include "kernels.h"
 #include "operators.h"
-#include "parallel.h"
+#include "rounding.h"
 
 namespace gluon_amp {
 namespace {
@@ -36,12 +34,8 @@ NDArray new_float32(const mxnet::TShape& shape) {
 }
 
 NDArray in_float32(const NDArray& array) {
-  const NDArray plain = plain_copy(array), wide = new_float32(array.shape());
-  const Bfloat* in = plain_data<Bfloat>(plain);
-  float* out = plain_data<float>(wide);
-  in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
-    kernels().from_bfloat(in + first, out + first, count);
-  });
+  const NDArray wide = new_float32(array.shape());
+  convert_array<Bfloat, float>(array, mxnet::kWriteTo, wide, kernels().from_bfloat, kernels().add);
   return wide;
 }
 

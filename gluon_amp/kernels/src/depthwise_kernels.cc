@@ -1,4 +1,4 @@
-// The loops of depthwise_kernels.h, included in kernels.cc.
+// The loops of depthwise_kernels.h, compiled three times as kernels.cc is.
 #include "vector_math.h"
 
 namespace gluon_amp {
@@ -194,4 +194,7 @@ const DepthwiseKernels depthwise_table = {
 };
 
 }  // namespace
+
+const DepthwiseKernels* GLUON_AMP_NAMED(depthwise_kernels)() { return &depthwise_table; }
+
 }  // namespace gluon_amp

@@ -1,26 +1,10 @@
-// The loops of kernels.h, and all others. This file is compiled three times: with -DGLUON_AMP_AVX512, with
+// The loops of kernels.h. This file is compiled three times: with -DGLUON_AMP_AVX512, with
 // -DGLUON_AMP_AVX2 (and the flags that allow these instructions), and without either. Only the table
 // at the end may be visible to other files: otherwise the linker could select a loop that this
 // processor cannot run.
-#include "kernels.h"
-
-#include "depthwise_kernels.cc"
-#include "moves_kernels.cc"
-#include "norm_kernels.cc"
-#include "pointwise_kernels.cc"
-#include "pooling_kernels.cc"
 #include "vectors.h"
 
 namespace gluon_amp {
-
-#if defined(GLUON_AMP_AVX512)
-#define GLUON_AMP_NAMED(name) avx512_##name
-#elif defined(GLUON_AMP_AVX2)
-#define GLUON_AMP_NAMED(name) avx2_##name
-#else
-#define GLUON_AMP_NAMED(name) plain_##name
-#endif
-
 namespace {
 
 // Calls body(function that rounds a One or a Many). The processor has instructions for float16.
@@ -170,11 +154,11 @@ const Kernels table = {
     convert<float, HalfValue>,
     convert<Bfloat, float>,
     interleave,
-    &moves_table,
-    &depthwise_table,
-    &pooling_table,
-    norm_table,
-    pointwise_table,
+    GLUON_AMP_NAMED(moves_kernels)(),
+    GLUON_AMP_NAMED(depthwise_kernels)(),
+    GLUON_AMP_NAMED(pooling_kernels)(),
+    GLUON_AMP_NAMED(norm_kernels)(),
+    GLUON_AMP_NAMED(pointwise_kernels)(),
 };
 
 }  // namespace

@@ -67,10 +67,18 @@ struct Kernels {
   const PointwiseKernels* pointwise;  // likewise
 };
 
-// kernels.cc, compiled once for each instruction set.
-const Kernels* plain_kernels();
-const Kernels* avx2_kernels();
-const Kernels* avx512_kernels();
+// Declares the functions that return the table of a file that is compiled once for each instruction set.
+#define GLUON_AMP_TABLES(Type, name) \
+  const Type* plain_##name();        \
+  const Type* avx2_##name();         \
+  const Type* avx512_##name()
+
+GLUON_AMP_TABLES(Kernels, kernels);
+GLUON_AMP_TABLES(DepthwiseKernels, depthwise_kernels);
+GLUON_AMP_TABLES(MovesKernels, moves_kernels);
+GLUON_AMP_TABLES(NormKernels, norm_kernels);
+GLUON_AMP_TABLES(PointwiseKernels, pointwise_kernels);
+GLUON_AMP_TABLES(PoolingKernels, pooling_kernels);
 
 // The best kernels that this processor supports, unless select_kernels has selected others.
 const Kernels& kernels();

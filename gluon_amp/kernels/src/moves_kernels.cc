@@ -1,4 +1,4 @@
-// The loops of moves_kernels.h, included in kernels.cc.
+// The loops of moves_kernels.h, compiled three times as kernels.cc is.
 #include <algorithm>
 #include <type_traits>
 
@@ -112,4 +112,7 @@ void sum(const T* const* in, int64_t count, T* out, int64_t first, int64_t end) 
 const MovesKernels moves_table = {transpose<uint16_t>, transpose<uint32_t>, turn_pairs, sum<Bfloat>, sum<HalfValue>};
 
 }  // namespace
+
+const MovesKernels* GLUON_AMP_NAMED(moves_kernels)() { return &moves_table; }
+
 }  // namespace gluon_amp

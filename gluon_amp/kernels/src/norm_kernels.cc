@@ -1,4 +1,4 @@
-// The loops of norm_kernels.h, included in kernels.cc.
+// The loops of norm_kernels.h, compiled three times as kernels.cc is.
 #include "evaluation.h"
 
 namespace gluon_amp {
@@ -245,4 +245,7 @@ const NormKernels norm_table[] = {
     {moments<HalfValue>, forward<HalfValue>, sums<HalfValue>, backward<HalfValue>}};
 
 }  // namespace
+
+const NormKernels* GLUON_AMP_NAMED(norm_kernels)() { return norm_table; }
+
 }  // namespace gluon_amp

@@ -9,7 +9,6 @@
 #include <cstring>
 
 namespace gluon_amp {
-
 namespace {
 
 // The binary form of dnnl::memory::desc

@@ -199,28 +199,24 @@ void pack_block(const float* source, int64_t row, const Layout& layout, const Bl
   }
 }
 
+// The rows of a block of float16 are widened first.
 template <typename To>
-void pack(const float* weight, const Layout& layout, To* packed) {
-  each_ordered_block<To>(layout, [&](const Block& b, Order order) {
-    const int64_t row = layout.channels * layout.positions;
-    const float* source =
-        weight + (b.group * layout.filters + b.filter) * row + b.channel * layout.positions;
-    pack_block(source, row, layout, b, order, packed);
-  });
+void pack_block(const half_bits* source, int64_t row, const Layout& layout, const Block& b, Order order,
+                To* packed) {
+  const int64_t count = b.channels * layout.positions;
+  std::vector<float> wide(b.filters * count);
+  for (int64_t f = 0; f < b.filters; ++f) {
+    kernels().widen(source + f * row, wide.data() + f * count, count);
+  }
+  pack_block(wide.data(), count, layout, b, order, packed);
 }
 
-// Packs a float16 weight block by block: each row of a block is widened first.
-template <typename To>
-void pack(const half_bits* weight, const Layout& layout, To* packed) {
+template <typename From, typename To>
+void pack(const From* weight, const Layout& layout, To* packed) {
   each_ordered_block<To>(layout, [&](const Block& b, Order order) {
-    const int64_t count = b.channels * layout.positions, row = layout.channels * layout.positions;
-    std::vector<float> wide(b.filters * count);
-    const half_bits* source =
-        weight + (b.group * layout.filters + b.filter) * row + b.channel * layout.positions;
-    for (int64_t f = 0; f < b.filters; ++f) {
-      kernels().widen(source + f * row, wide.data() + f * count, count);
-    }
-    pack_block(wide.data(), count, layout, b, order, packed);
+    const int64_t row = layout.channels * layout.positions;
+    const int64_t first = (b.group * layout.filters + b.filter) * row + b.channel * layout.positions;
+    pack_block(weight + first, row, layout, b, order, packed);
   });
 }
 

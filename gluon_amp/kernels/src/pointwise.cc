@@ -3,7 +3,6 @@
 #include <string>
 #include <vector>
 
-#include "kernels.h"
 #include "programs.h"
 #include "shapes.h"
 

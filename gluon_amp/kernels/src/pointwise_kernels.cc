@@ -1,4 +1,4 @@
-// The loops of pointwise_kernels.h, included in kernels.cc.
+// The loops of pointwise_kernels.h, compiled three times as kernels.cc is.
 #include "evaluation.h"
 
 namespace gluon_amp {
@@ -73,4 +73,7 @@ const PointwiseKernels pointwise_table[] = {{forward<Bfloat>, backward<Bfloat>},
                                   {forward<HalfValue>, backward<HalfValue>}};
 
 }  // namespace
+
+const PointwiseKernels* GLUON_AMP_NAMED(pointwise_kernels)() { return pointwise_table; }
+
 }  // namespace gluon_amp

@@ -9,8 +9,6 @@
 #include <vector>
 
 #include "blocked.h"
-#include "kernels.h"
-#include "parallel.h"
 #include "shapes.h"
 
 namespace gluon_amp {

@@ -1,4 +1,4 @@
-// The loops of pooling_kernels.h, included in kernels.cc.
+// The loops of pooling_kernels.h, compiled three times as kernels.cc is.
 #include <algorithm>
 #include <cfloat>
 #include <type_traits>
@@ -21,9 +21,6 @@ inline One where_index(One v, One indices, int32_t i) {
 #if defined(GLUON_AMP_AVX2) || defined(GLUON_AMP_AVX512)
 inline Many indices_at(Many, const int32_t* p) { return Many::load(reinterpret_cast<const float*>(p)); }
 inline void store_indices(Many x, int32_t* p) { x.store(reinterpret_cast<float*>(p)); }
-inline Many where_index(Many v, Many indices, int32_t i) {
-  return v & Many::of_ints((Ints)((Words)indices.ints() == (Words)Many::of_bits(i).ints()));
-}
 #endif
 #if defined(GLUON_AMP_AVX512)
 inline Many indices_at(Many, const uint8_t* p) {
@@ -32,6 +29,9 @@ inline Many indices_at(Many, const uint8_t* p) {
 inline void store_indices(Many x, uint8_t* p) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x.ints()));
 }
+inline Many where_index(Many v, Many indices, int32_t i) {
+  return {_mm512_maskz_mov_ps(_mm512_cmpeq_epi32_mask(indices.ints(), _mm512_set1_epi32(i)), v.x)};
+}
 #elif defined(GLUON_AMP_AVX2)
 inline Many indices_at(Many, const uint8_t* p) {
   return Many::of_ints(_mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
@@ -39,6 +39,9 @@ inline Many indices_at(Many, const uint8_t* p) {
 inline void store_indices(Many x, uint8_t* p) {
   const Words values = (Words)x.ints();
   for (int i = 0; i < Many::width; ++i) p[i] = static_cast<uint8_t>(values[i]);
+}
+inline Many where_index(Many v, Many indices, int32_t i) {
+  return v & Many::of_ints(_mm256_cmpeq_epi32(indices.ints(), _mm256_set1_epi32(i)));
 }
 #endif
 
@@ -49,7 +52,7 @@ struct Largest {
 
   void see(V x, int32_t i) {
     index = if_less(value, x, V::of_bits(i), index);
-    value = if_less(value, x, x, value);
+    value = x.at_least(value);
   }
 };
 
@@ -209,4 +212,7 @@ constexpr Pooling<T> pooling() {
 const PoolingKernels pooling_table = {pooling<Bfloat>(), pooling<HalfValue>()};
 
 }  // namespace
+
+const PoolingKernels* GLUON_AMP_NAMED(pooling_kernels)() { return &pooling_table; }
+
 }  // namespace gluon_amp

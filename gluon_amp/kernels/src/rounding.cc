@@ -41,30 +41,12 @@ void round_relu_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inp
 
 void narrow(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
             const Arrays& outputs) {
-  if (req[0] == mxnet::kNullOp) return;
-  const NDArray plain = plain_copy(inputs[0]);
-  const float* in = plain_data<float>(plain);
-  half_bits* out = plain_data<half_bits>(outputs[0]);
-  in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
-    if (req[0] != mxnet::kAddTo) return kernels().narrow(in + first, out + first, count);
-    half_bits rounded[kBlock];
-    kernels().narrow(in + first, rounded, count);
-    kernels().add_half(rounded, out + first, count);
-  });
+  convert_array<float, half_bits>(inputs[0], req[0], outputs[0], kernels().narrow, kernels().add_half);
 }
 
 void widen(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
            const Arrays& outputs) {
-  if (req[0] == mxnet::kNullOp) return;
-  const half_bits* in = plain_data<half_bits>(inputs[0]);
-  make_plain(outputs[0]);
-  float* out = plain_data<float>(outputs[0]);
-  in_parallel(outputs[0].shape().Size(), [&](int64_t first, int64_t count) {
-    if (req[0] != mxnet::kAddTo) return kernels().widen(in + first, out + first, count);
-    float wide[kBlock];
-    kernels().widen(in + first, wide, count);
-    kernels().add(wide, out + first, count);
-  });
+  convert_array<half_bits, float>(inputs[0], req[0], outputs[0], kernels().widen, kernels().add);
 }
 
 }  // namespace

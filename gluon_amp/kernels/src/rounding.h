@@ -39,6 +39,22 @@ void elementwise(const Arrays& inputs, OpReqType req, const NDArray& output, Loo
   });
 }
 
+// Converts an array by a kernel, or adds the converted values to the output by another one.
+template <typename From, typename To, typename Convert, typename Add>
+void convert_array(const NDArray& input, OpReqType req, const NDArray& output, Convert to, Add add) {
+  if (req == mxnet::kNullOp) return;
+  const NDArray plain = plain_copy(input);
+  make_plain(output);
+  const From* in = plain_data<From>(plain);
+  To* out = plain_data<To>(output);
+  in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
+    if (req != mxnet::kAddTo) return to(in + first, out + first, count);
+    To converted[kBlock];
+    to(in + first, converted, count);
+    add(converted, out + first, count);
+  });
+}
+
 // The format that a node rounds to, float16 if it has no attributes
 inline Format format_of(const NodeAttrs& attrs) {
   if (text_of(attrs, "significand_bits").empty()) return kFloat16;

@@ -12,6 +12,15 @@
 
 #include "kernels.h"
 
+// A name for the instruction set that this file is compiled for
+#if defined(GLUON_AMP_AVX512)
+#define GLUON_AMP_NAMED(name) avx512_##name
+#elif defined(GLUON_AMP_AVX2)
+#define GLUON_AMP_NAMED(name) avx2_##name
+#else
+#define GLUON_AMP_NAMED(name) plain_##name
+#endif
+
 namespace {
 
 using gluon_amp::Bfloat;
@@ -86,6 +95,8 @@ struct One {
   One operator*(One o) const { return {x * o.x}; }
   One operator/(One o) const { return {x / o.x}; }
   One sqrt() const { return {std::sqrt(x)}; }
+  // the larger one; `low` if one is NaN
+  One at_least(One low) const { return {x > low.x ? x : low.x}; }
   One or_zero() const { return {x > 0 ? x : 0}; }
   // this if o > 0, otherwise `other`
   One where_positive(One o, One other) const { return {o.x > 0 ? x : other.x}; }
@@ -127,11 +138,8 @@ struct Many {
   Many operator-(Many o) const { return {x - o.x}; }
   Many operator*(Many o) const { return {x * o.x}; }
   Many operator/(Many o) const { return {x / o.x}; }
+  Many or_zero() const { return at_least(all(0)); }
   Many where_positive(Many o, Many other) const { return if_less(all(0), o, *this, other); }
-  Many within(Many bound) const {
-    const Many low = all(0) - bound;
-    return if_less(bound, *this, bound, if_less(*this, low, low, *this));
-  }
 #if defined(GLUON_AMP_AVX2)
   static Many all(float value) { return {_mm256_set1_ps(value)}; }
   static Many of_bits(uint32_t bits) { return of_ints(_mm256_set1_epi32(bits)); }
@@ -159,7 +167,11 @@ struct Many {
   }
   Many or_quiet(Many o) const { return where_equal(o, o, o | of_bits(0x00400000)); }
   Many sqrt() const { return {_mm256_sqrt_ps(x)}; }
-  Many or_zero() const { return {_mm256_max_ps(x, _mm256_setzero_ps())}; }
+  Many at_least(Many low) const { return {_mm256_max_ps(x, low.x)}; }
+  // min and max return their second operand if one is NaN
+  Many within(Many bound) const {
+    return {_mm256_max_ps((all(0) - bound).x, _mm256_min_ps(bound.x, x))};
+  }
   Many where_equal(Many a, Many b, Many other) const {
     return {_mm256_blendv_ps(other.x, x, _mm256_cmp_ps(a.x, b.x, _CMP_EQ_OQ))};
   }
@@ -193,7 +205,10 @@ struct Many {
     return {_mm512_fixupimm_ps(x, o.x, _mm512_set1_epi32(0x22), 0)};
   }
   Many sqrt() const { return {_mm512_sqrt_ps(x)}; }
-  Many or_zero() const { return {_mm512_max_ps(x, _mm512_setzero_ps())}; }
+  Many at_least(Many low) const { return {_mm512_max_ps(x, low.x)}; }
+  Many within(Many bound) const {
+    return {_mm512_max_ps((all(0) - bound).x, _mm512_min_ps(bound.x, x))};
+  }
   Many where_equal(Many a, Many b, Many other) const {
     return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.x, b.x, _CMP_EQ_OQ), other.x, x)};
   }
