@@ -42,9 +42,24 @@ class BatchProcessor(stock.BatchProcessor):
     def fit_batch(self, estimator, train_batch, batch_axis=0):
         """Run the forward and the scaled backward pass of one batch, on all devices.
 
-        Data and labels are split over the estimator's devices along `batch_axis`. Return lists of
-        data, labels, predictions and losses, one of each for each device. Raise `TypeError` when
-        the estimator's trainer has no loss scale.
+        Parameters
+        ----------
+        estimator : Estimator
+            The estimator whose net and loss compute the batch.
+        train_batch : tuple
+            Data and labels; split over the estimator's devices.
+        batch_axis : int
+            The axis along which a batch is split over devices.
+
+        Returns
+        -------
+        data, label, pred, loss : list of NDArray
+            One of each for each device.
+
+        Raises
+        ------
+        TypeError
+            When the estimator's trainer has no loss scale.
         """
         check_scaled(estimator.trainer, "BatchProcessor")
         data, label = self._get_data_and_label(train_batch, estimator.context, batch_axis)
@@ -72,9 +87,21 @@ class GradientUpdateHandler(stock.GradientUpdateHandler, stock.TrainBegin, stock
     Examples
     --------
     >>> import gluon_amp as amp
-    >>> from mxnet.gluon.contrib import estimator
-    >>> isinstance(amp.GradientUpdateHandler(), estimator.GradientUpdateHandler)
-    True
+    >>> import mxnet as mx
+    >>> from mxnet.gluon.contrib.estimator import Estimator
+    >>> net = amp.cast(mx.gluon.nn.Dense(1, in_units=1), 'float16')
+    >>> net.initialize()
+    >>> trainer = amp.Trainer(net.collect_params(), 'sgd', loss_scale=128)
+    >>> ones = mx.gluon.data.ArrayDataset(mx.nd.ones((4, 1)), mx.nd.ones((4, 1)))
+    >>> def fit(epochs):
+    ...     loss, processor = mx.gluon.loss.L2Loss(), amp.BatchProcessor()
+    ...     estimator = Estimator(net, loss, trainer=trainer, batch_processor=processor)
+    ...     estimator.logger.handlers.clear()  # it would log to this screen
+    ...     data = mx.gluon.data.DataLoader(ones, batch_size=2)
+    ...     estimator.fit(data, epochs=epochs, event_handlers=[amp.GradientUpdateHandler()])
+    ...     return trainer.optimizer.num_update
+    >>> fit(epochs=3)
+    6
     """
 
     current_epoch = 0
@@ -118,16 +145,34 @@ class CheckpointHandler(stock.CheckpointHandler):
     Beside each `.params` file, which stock MXNet loads, it writes a `.ckpt` file with
     `amp.save_checkpoint` in place of the `.states` file. With `resume_from_checkpoint=True`, the
     newest `.ckpt` file is loaded, and with `save_best=True` also the best value of the monitor.
-    All arguments are MXNet's. `fit` raises `ValueError` when the newest checkpoint has reached the
-    last epoch or batch already, or does not fit: see `amp.load_checkpoint`.
+    All arguments are MXNet's.
+
+    Raises
+    ------
+    ValueError
+        From `fit`, when the newest checkpoint has reached the last epoch or batch already, or does
+        not fit: see `amp.load_checkpoint`.
 
     Examples
     --------
-    >>> import gluon_amp as amp
-    >>> from mxnet.gluon.contrib import estimator
-    >>> handler = amp.CheckpointHandler('models', max_checkpoints=2, resume_from_checkpoint=True)
-    >>> isinstance(handler, estimator.CheckpointHandler)
-    True
+    >>> import os
+    >>> import gluon_amp as amp, mxnet as mx
+    >>> from mxnet.gluon.contrib.estimator import Estimator
+    >>> def fit(epochs):
+    ...     net = amp.cast(mx.gluon.nn.Dense(1, in_units=1), 'float16')
+    ...     net.initialize()
+    ...     trainer = amp.Trainer(net.collect_params(), 'sgd', loss_scale=128)
+    ...     loss, processor = mx.gluon.loss.L2Loss(), amp.BatchProcessor()
+    ...     estimator = Estimator(net, loss, trainer=trainer, batch_processor=processor)
+    ...     estimator.logger.handlers.clear()  # it would log to this screen
+    ...     ones = mx.gluon.data.ArrayDataset(mx.nd.ones((4, 1)), mx.nd.ones((4, 1)))
+    ...     data = mx.gluon.data.DataLoader(ones, batch_size=2)
+    ...     handler = amp.CheckpointHandler('models', resume_from_checkpoint=True)
+    ...     estimator.fit(data, epochs=epochs, event_handlers=[handler])
+    >>> fit(epochs=1)
+    >>> fit(epochs=3)
+    >>> sorted(os.listdir('models'))[-3:]
+    ['model-epoch2batch6.ckpt', 'model-epoch2batch6.params', 'model-symbol.json']
     """
 
     def _path(self, name: str) -> str:

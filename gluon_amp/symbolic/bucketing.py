@@ -1,10 +1,12 @@
 """`BucketingModule`: a `mx.mod.BucketingModule` in mixed precision."""
 
 import logging
-from typing import Callable, Dict, Hashable, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Hashable, Optional, Sequence, Tuple, Union
 
 from gluon_amp.policy import Policy
+from gluon_amp.symbolic.graphs import Shapes
 from gluon_amp.symbolic.module import Module, resolve_loss_scale
+from gluon_amp.symbolic.parameters import Params
 from gluon_amp.trainer import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, StepReport
 from gluon_amp.trainer.loss_scale import LossScale
 
@@ -49,14 +51,14 @@ class BucketingModule(mx.mod.BucketingModule):
     def __init__(
         self,
         sym_gen: SymGen,
-        default_bucket_key=None,
-        logger=logging,
-        context=None,
+        default_bucket_key: Hashable = None,
+        logger: Any = logging,
+        context: Optional[Union[mx.Context, Sequence[mx.Context]]] = None,
         *,
         policy: Union[str, Policy] = "float16",
-        loss_scale=BY_DTYPE,
-        max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
-        **options,
+        loss_scale: Any = BY_DTYPE,
+        max_consecutive_skips: int = MAX_CONSECUTIVE_SKIPS,
+        **options: Any,
     ):
         policy = Policy.parse(policy)
         # Every bucket's Module is built with these: one loss scale object for all.
@@ -77,35 +79,48 @@ class BucketingModule(mx.mod.BucketingModule):
     @classmethod
     def load(
         cls,
-        prefix,
-        epoch,
-        sym_gen=None,
-        default_bucket_key=None,
-        load_optimizer_states=False,
-        **kwargs,
+        prefix: str,
+        epoch: int,
+        sym_gen: Optional[SymGen] = None,
+        default_bucket_key: Hashable = None,
+        load_optimizer_states: bool = False,
+        **kwargs: Any,
     ) -> "BucketingModule":
         """Build a module from a checkpoint of stock MXNet or of this class; see `Module.load`."""
         keys = nd.load(f"{prefix}.buckets")[0].asnumpy().astype("int32")
         symbols = {int(key): mx.sym.load(f"{prefix}-{key}-symbol.json") for key in keys}
-        params = mx.model.load_params(prefix, epoch)
-        module = cls.load_dict(symbols, sym_gen, default_bucket_key, *params, **kwargs)
+        arg_params, aux_params = mx.model.load_params(prefix, epoch)
+        module = cls.load_dict(
+            symbols, sym_gen, default_bucket_key, arg_params, aux_params, **kwargs
+        )
         if load_optimizer_states:
-            states = f"{prefix}-{epoch:04d}.states"
-            module.buckets[default_bucket_key].preload_optimizer_states(states)
+            module.buckets[default_bucket_key].preload_optimizer_states(
+                f"{prefix}-{epoch:04d}.states"
+            )
         return module
 
     @classmethod
     def load_dict(
-        cls, sym_dict, sym_gen, default_bucket_key, arg_params, aux_params, **kwargs
+        cls,
+        sym_dict: Optional[Dict[Hashable, mx.sym.Symbol]] = None,
+        sym_gen: Optional[SymGen] = None,
+        default_bucket_key: Hashable = None,
+        arg_params: Optional[Params] = None,
+        aux_params: Optional[Params] = None,
+        **kwargs: Any,
     ) -> "BucketingModule":
         """As `mx.mod.BucketingModule.load_dict`."""
         module = cls(sym_gen, default_bucket_key, **kwargs)
         for key, symbol in sym_dict.items():
             module.add_bucket(key, symbol)
-        module._curr_module = module._default
-        module._default.preload_params(arg_params, aux_params)
-        module.params_initialized = True
+        module.preload_params(arg_params, aux_params)
         return module
+
+    def preload_params(self, arg_params: Params, aux_params: Params) -> None:
+        """As `Module.preload_params`."""
+        self._curr_module = self._default
+        self._default.preload_params(arg_params, aux_params)
+        self.params_initialized = True
 
     @property
     def loss_scale(self) -> LossScale:
@@ -138,7 +153,9 @@ class BucketingModule(mx.mod.BucketingModule):
         if before.optimizer_initialized:
             self._default.borrow_optimizer(before)
 
-    def switch_bucket(self, bucket_key, data_shapes, label_shapes=None) -> None:
+    def switch_bucket(
+        self, bucket_key: Hashable, data_shapes: Shapes, label_shapes: Optional[Shapes] = None
+    ) -> None:
         """As `mx.mod.BucketingModule.switch_bucket`."""
         new = bucket_key not in self._buckets
         if new:
@@ -149,10 +166,10 @@ class BucketingModule(mx.mod.BucketingModule):
 
     def init_optimizer(
         self,
-        kvstore="local",
-        optimizer="sgd",
-        optimizer_params=(("learning_rate", 0.01),),
-        force_init=False,
+        kvstore: Any = "local",
+        optimizer: Union[str, mx.optimizer.Optimizer] = "sgd",
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
     ) -> None:
         """As `Module.init_optimizer`."""
         current = self._curr_module
@@ -168,7 +185,11 @@ class BucketingModule(mx.mod.BucketingModule):
         self.last_report = self._curr_module.last_report
 
     def save_checkpoint(
-        self, prefix, epoch, save_optimizer_states=False, remove_amp_cast=True
+        self,
+        prefix: str,
+        epoch: int,
+        save_optimizer_states: bool = False,
+        remove_amp_cast: bool = True,
     ) -> None:
         """As `mx.mod.BucketingModule.save_checkpoint`, and optionally `prefix-0001.states`.
 

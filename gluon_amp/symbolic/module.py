@@ -8,7 +8,7 @@ import logging
 import warnings
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Dict, List, Optional, Set, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -92,16 +92,16 @@ class Module(mx.mod.Module):
 
     def __init__(
         self,
-        symbol,
-        data_names=("data",),
-        label_names=("softmax_label",),
-        logger=logging,
-        context=None,
+        symbol: mx.sym.Symbol,
+        data_names: Optional[Sequence[str]] = ("data",),
+        label_names: Optional[Sequence[str]] = ("softmax_label",),
+        logger: Any = logging,
+        context: Optional[Union[mx.Context, Sequence[mx.Context]]] = None,
         *,
         policy: Union[str, Policy] = "float16",
-        loss_scale=BY_DTYPE,
-        max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
-        **options,
+        loss_scale: Any = BY_DTYPE,
+        max_consecutive_skips: int = MAX_CONSECUTIVE_SKIPS,
+        **options: Any,
     ):
         policy = Policy.parse(policy)
         self._loss_scale = resolve_loss_scale(loss_scale, policy)
@@ -116,11 +116,19 @@ class Module(mx.mod.Module):
         self._input_grad_scale = 1.0  # of the last backward pass
 
     @classmethod
-    def load(cls, prefix, epoch, load_optimizer_states=False, **kwargs) -> "Module":
+    def load(
+        cls, prefix: str, epoch: int, load_optimizer_states: bool = False, **kwargs: Any
+    ) -> "Module":
         """Build a module from a checkpoint of stock MXNet or of this class.
 
-        It reads `prefix-symbol.json` and `prefix-0001.params`, and optionally `prefix-0001.states`
-        (optimizer, masters, loss scale) in `init_optimizer`. `kwargs` are the constructor's.
+        Parameters
+        ----------
+        prefix, epoch
+            As in `mx.mod.Module.load`: reads `prefix-symbol.json` and `prefix-0001.params`.
+        load_optimizer_states : bool
+            Also read `prefix-0001.states` (optimizer, masters, loss scale) in `init_optimizer`.
+        **kwargs
+            The constructor's arguments.
         """
         symbol, arg_params, aux_params = mx.model.load_checkpoint(prefix, epoch)
         module = cls(symbol, **kwargs)
@@ -183,16 +191,18 @@ class Module(mx.mod.Module):
         self,
         data_shapes: Shapes,
         label_shapes: Optional[Shapes] = None,
-        for_training=True,
-        inputs_need_grad=False,
-        force_rebind=False,
-        shared_module=None,
-        grad_req="write",
+        for_training: bool = True,
+        inputs_need_grad: bool = False,
+        force_rebind: bool = False,
+        shared_module: Optional["Module"] = None,
+        grad_req: Union[str, Sequence[str], Dict[str, str]] = "write",
     ) -> None:
         """As `mx.mod.Module.bind`, of the cast graph, lowered for the device.
 
-        Raise `TypeError` for data of a dtype that the network's operators do not accept, such as
-        float64.
+        Raises
+        ------
+        TypeError
+            Data of a dtype that the network's operators do not accept, such as float64.
         """
         if self.binded and not force_rebind:
             self.logger.warning("Already bound, ignoring bind()")
@@ -245,18 +255,21 @@ class Module(mx.mod.Module):
 
     def init_params(
         self,
-        initializer=UNIFORM,
+        initializer: Optional[mx.init.Initializer] = UNIFORM,
         arg_params: Optional[Params] = None,
         aux_params: Optional[Params] = None,
-        allow_missing=False,
-        force_init=False,
-        allow_extra=False,
+        allow_missing: bool = False,
+        force_init: bool = False,
+        allow_extra: bool = False,
     ) -> None:
         """As `mx.mod.Module.init_params`; values may be float32, float16 or float64.
 
-        The masters keep all bits of the values, and float16 weights are their roundings. Raise
-        `TypeError` for another dtype and `ValueError` for another shape than the symbol's, before
-        anything is changed.
+        The masters keep all bits of the values, and float16 weights are their roundings.
+
+        Raises
+        ------
+        TypeError, ValueError
+            Values of another dtype, or of another shape than the symbol's. Nothing is changed then.
         """
         if self.params_initialized and not force_init:
             super().init_params()  # warns and returns
@@ -271,7 +284,12 @@ class Module(mx.mod.Module):
             self._write_masters(self._arg_params)
 
     def set_params(
-        self, arg_params, aux_params, allow_missing=False, force_init=True, allow_extra=False
+        self,
+        arg_params: Optional[Params],
+        aux_params: Optional[Params],
+        allow_missing: bool = False,
+        force_init: bool = True,
+        allow_extra: bool = False,
     ) -> None:
         """As `mx.mod.Module.set_params`; see `init_params` for the values."""
         if allow_missing and (force_init or not self.params_initialized):
@@ -316,17 +334,29 @@ class Module(mx.mod.Module):
 
     def init_optimizer(
         self,
-        kvstore="local",
+        kvstore: Any = "local",
         optimizer: Union[str, mx.optimizer.Optimizer] = "sgd",
-        optimizer_params=(("learning_rate", 0.01),),
-        force_init=False,
+        optimizer_params: Any = (("learning_rate", 0.01),),
+        force_init: bool = False,
     ) -> None:
         """As `mx.mod.Module.init_optimizer`, but the kvstore never makes the update.
 
-        It would make it before an overflow can be detected. It only reduces gradients. The
-        optimizer is as in `gluon_amp.Trainer`; its `rescale_grad` is 1 / (batch size · workers) by
-        default, without the loss scale. Raise `ValueError` for an unknown optimizer, one without
-        masters for float16 weights, an async kvstore, or gradient compression under a loss scale.
+        It would make it before an overflow can be detected. It only reduces gradients.
+
+        Parameters
+        ----------
+        kvstore, force_init
+            As in `mx.mod.Module`.
+        optimizer : str or mxnet.optimizer.Optimizer
+            As in `gluon_amp.Trainer`.
+        optimizer_params : dict, or pairs of names and values
+            `rescale_grad` is 1 / (batch size · workers) by default, without the loss scale.
+
+        Raises
+        ------
+        ValueError
+            An unknown optimizer, one without masters for float16 weights, an async kvstore, or
+            gradient compression under a loss scale.
         """
         assert self.binded and self.params_initialized
         if self.optimizer_initialized and not force_init:
@@ -411,7 +441,10 @@ class Module(mx.mod.Module):
     def backward(self, out_grads: Optional[Union[nd.NDArray, List[nd.NDArray]]] = None) -> None:
         """As `mx.mod.Module.backward`, with the loss scale in all gradients.
 
-        `out_grads`, the gradients of outputs that are no loss heads, come without the scale.
+        Parameters
+        ----------
+        out_grads : NDArray or list of NDArray
+            Gradients of outputs that are no loss heads, without the scale.
         """
         assert self.binded and self.params_initialized
         trainer = self._trainer
@@ -477,8 +510,13 @@ class Module(mx.mod.Module):
     def update(self) -> None:
         """Make one step, or skip it where a gradient is not finite; `last_report` says which.
 
-        Raise `RuntimeError` without a backward pass since the last `update`, and
-        `FloatingPointError` as `Trainer.step` does.
+        Raises
+        ------
+        RuntimeError
+            Without a backward pass since the last `update`.
+        FloatingPointError
+            After `max_consecutive_skips` overflows in a row at a scale that cannot go lower, or
+            where a lower one would not help.
         """
         assert self.binded and self.params_initialized and self.optimizer_initialized
         if not self._has_new_gradients:
@@ -508,8 +546,13 @@ class Module(mx.mod.Module):
     def load_optimizer_states(self, fname: str) -> None:
         """Read a file of `save_optimizer_states`, under any policy, or one of stock MXNet.
 
-        Parameters are not changed: they have a file of their own. Nothing in a file is executed.
-        Raise `ValueError` for a damaged or forged file, or another optimizer or network.
+        Parameters are not changed: they have a file of their own.
+
+        Raises
+        ------
+        ValueError
+            Another file, a damaged or a forged one, or another optimizer or network. Nothing in a
+            file is executed.
         """
         assert self.optimizer_initialized
         if self._params_dirty:
