@@ -65,7 +65,7 @@ def init_trainer(
     except BaseException:
         trainer.__class__ = stock
         raise
-    config["update_on_kvstore"] = False
+    config["update_on_kvstore"] = None if guards.stored_sparse(trainer.parameters) else False
 
 
 @contextmanager

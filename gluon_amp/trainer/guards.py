@@ -34,15 +34,19 @@ def check_compression(compression_params: Optional[dict]) -> None:
         )
 
 
-def check_dense(parameters: Iterable[gluon.Parameter]) -> None:
-    """Raise `ValueError` if a parameter is stored as row_sparse, which the kvstore updates."""
-    for param in parameters:
-        if param._stype != "default":
-            raise ValueError(
-                f"{param.name} is stored as row_sparse, which is updated on the kvstore, before an "
-                "overflow can be seen: store it dense with row_sparse gradients, as "
-                "nn.Embedding(..., sparse_grad=True) does."
-            )
+def stored_sparse(parameters: Iterable[gluon.Parameter]) -> bool:
+    """Return whether a parameter is stored as row_sparse, which MXNet updates on the kvstore."""
+    return any(param._stype != "default" for param in parameters)
+
+
+def check_dense(parameters: Iterable[gluon.Parameter], caller: str) -> None:
+    """Raise `ValueError` if a parameter is stored as row_sparse."""
+    if stored_sparse(parameters):
+        raise ValueError(
+            "Parameters stored as row_sparse are updated on the kvstore, which does not work with "
+            f"{caller}: store them dense with row_sparse gradients, as nn.Embedding(..., "
+            "sparse_grad=True) does."
+        )
 
 
 def check_masters(trainer: gluon.Trainer) -> None:

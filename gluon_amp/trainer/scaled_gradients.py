@@ -49,6 +49,7 @@ class ScaledGradients:
         )
         if self.scaling:
             guards.check_compression(self._compression_params)
+            guards.check_dense(self.parameters, "an overflow check")
         self.skips = Skips()
         self.step_listeners = []
         self._statistics = [p for p in self.parameters if statistics.is_statistic(p)]
@@ -271,6 +272,7 @@ class ScaledGradients:
         nobody reads, divide the summands first, so that no sum overflows where each of them fits.
         Gradients that are reduced already stay as they are.
         """
+        guards.check_dense(self.parameters, "allreduce_grads()")
         if not self.current_gradients().reduced:
             self._reduce()
 

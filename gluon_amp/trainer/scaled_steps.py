@@ -47,7 +47,6 @@ class ScaledSteps(ScaledGradients):
     ) -> None:
         """Add the loss scale to a trainer that was not used yet; arguments as in `Trainer`."""
         kernels.prepare(self._contexts or ())
-        guards.check_dense(self.parameters)
         dtypes = DtypesAtBuild(self.parameters)
         if any(param == "float16" for param, _ in dtypes.names):
             guards.check_masters(self)
@@ -83,6 +82,7 @@ class ScaledSteps(ScaledGradients):
         float
             The norm before clipping; inf or NaN after an overflow, when `step` will skip.
         """
+        guards.check_dense(self.parameters, "clip_global_norm()")
         max_norm = guards.positive("max_norm", max_norm)
         batch_size = guards.batch_size(batch_size, self.rescale)
         self.current_pass()  # raises if there is none
@@ -134,6 +134,8 @@ class ScaledSteps(ScaledGradients):
             where a lower one would not help, as the forward pass or a parameter is not finite.
         """
         batch_size = guards.batch_size(batch_size, self.rescale)
+        if guards.stored_sparse(self.parameters):
+            return self._step_on_kvstore(batch_size, ignore_stale_grad)
         self._begin_step(ignore_stale_grad)
         self._reduce_once()
         return self._finish_step(batch_size, ignore_stale_grad)
@@ -144,9 +146,19 @@ class ScaledSteps(ScaledGradients):
         Parameters, return value and errors are those of `step`.
         """
         batch_size = guards.batch_size(batch_size, self.rescale)
+        guards.check_dense(self.parameters, "update()")
         self._begin_step(ignore_stale_grad)
         self.ready()
         return self._finish_step(batch_size, ignore_stale_grad)
+
+    def _step_on_kvstore(self, batch_size, ignore_stale_grad) -> StepReport:
+        """Make the step of a stock trainer, as parameters stored as row_sparse need it."""
+        self._dtypes.check(computing=self._scale_by_dtype)
+        for listener in tuple(self.step_listeners):
+            listener()
+        super().step(batch_size, ignore_stale_grad)
+        self._end_passes()
+        return StepReport(applied=True, loss_scale=1.0, next_loss_scale=1.0)
 
     def _begin_step(self, ignore_stale_grad) -> None:
         """Raise errors of the caller before anything is reduced, then call the listeners."""
@@ -310,6 +322,7 @@ class ScaledSteps(ScaledGradients):
         An array is the master if there is one, or else a float32 parameter's own: copy it to keep
         it. It is of the parameter's kind, `mx.nd` or `mx.np`.
         """
+        guards.check_dense(self.parameters, "master_params()")
         self.refresh_masters()
         values = {}
         for param in self.parameters:
@@ -331,6 +344,7 @@ class ScaledSteps(ScaledGradients):
         """Return what a resumed run needs besides the parameters: see `states.collect`."""
         from gluon_amp.trainer import states
 
+        guards.check_dense(self.parameters, "saved states")
         self.ready()
         return states.collect(self)
 
@@ -338,6 +352,7 @@ class ScaledSteps(ScaledGradients):
         """Restore what `state_dict` returned: see `gluon_amp.trainer.states.restore`."""
         from gluon_amp.trainer import states
 
+        guards.check_dense(self.parameters, "saved states")
         self.ready()
         states.restore(self, saved)
         self._writes.clear()
@@ -371,6 +386,7 @@ class ScaledSteps(ScaledGradients):
         """
         from gluon_amp.trainer import state_files
 
+        guards.check_dense(self.parameters, "saved states")
         self.ready()
         self.load_state_dict(state_files.read(fname, self))
 

@@ -60,7 +60,8 @@ class Trainer(ScaledSteps, gluon.Trainer):
         For an optimizer that is neither a name nor an Optimizer.
     ValueError
         When the kvstore would make the update or compress scaled gradients, or when a parameter is
-        stored as row_sparse.
+        stored as row_sparse and gradients are checked. Without a check, `step` is all that works
+        with such parameters.
 
     Examples
     --------
@@ -103,7 +104,7 @@ class Trainer(ScaledSteps, gluon.Trainer):
             optimizer_params,
             kvstore=kvstore,
             compression_params=compression_params,
-            update_on_kvstore=False,
+            update_on_kvstore=None if guards.stored_sparse(params) else False,
         )
         self.start_scaling(loss_scale, check_finite, max_consecutive_skips, on_skip)
 

@@ -112,14 +112,42 @@ def test_an_optimizer_of_another_type(optimizer):
         Trainer([parameter("p", [1.0])], optimizer)
 
 
-@pytest.mark.parametrize("loss_scale", [None, 8])
-def test_parameters_stored_as_row_sparse_are_refused(loss_scale):
-    nets = [gluon.contrib.nn.SparseEmbedding(3, 2) for _ in range(2)]
-    for net in nets:
-        net.initialize()
+def embedding():
+    net = gluon.contrib.nn.SparseEmbedding(3, 2)
+    net.initialize(mx.init.One())
+    return net
+
+
+@pytest.mark.parametrize("way", ["Trainer", "init_trainer"])
+def test_row_sparse_parameters_train_without_a_scale_as_in_mxnet(way):
+    net, settings = embedding(), {"learning_rate": 0.5}
+    if way == "Trainer":
+        trainer = Trainer(net.collect_params(), "sgd", settings)
+    else:
+        trainer = gluon.Trainer(net.collect_params(), "sgd", settings)
+        init_trainer(trainer)
+    for _ in range(2):
+        with autograd.record():
+            loss = net(mx.nd.array([0, 2, 2])).sum()
+        trainer.backward(loss)
+        assert trainer.step(2).applied
+    rows = net.weight.row_sparse_data(mx.nd.arange(3)).asnumpy()
+    np.testing.assert_array_equal(rows, [[0.5, 0.5], [1, 1], [0, 0]])
+    for call in (
+        trainer.state_dict,
+        trainer.master_params,
+        trainer.allreduce_grads,
+        lambda: trainer.load_states("missing"),
+        lambda: trainer.update(1),
+        lambda: trainer.clip_global_norm(1),
+    ):
+        with pytest.raises(ValueError, match=r"row_sparse.*sparse_grad=True"):
+            call()
+
+
+def test_row_sparse_parameters_are_refused_with_a_scale():
+    trainer = gluon.Trainer(embedding().collect_params(), "sgd")
     with pytest.raises(ValueError, match=r"row_sparse.*sparse_grad=True"):
-        Trainer(nets[0].collect_params(), "sgd", loss_scale=loss_scale)
-    stock = gluon.Trainer(nets[1].collect_params(), "sgd")
+        Trainer(embedding().collect_params(), "sgd", loss_scale="dynamic")
     with pytest.raises(ValueError, match=r"row_sparse.*sparse_grad=True"):
-        init_trainer(stock, loss_scale=loss_scale)
-    assert type(stock) is gluon.Trainer
+        init_trainer(trainer, loss_scale=8)
