@@ -230,6 +230,8 @@ def test_the_running_statistics_are_auxiliary_states():
     arguments, results, states = symbol.infer_shape(x=(2, 1, 3, 3, 16))
     assert arguments == [(2, 1, 3, 3, 16), (16,), (16,)]
     assert (results, states) == ([(2, 1, 3, 3, 16)], [(16,), (16,)])
+    arguments, _, states = norm(element=ELEMENTS[0]).infer_type(x="float32")
+    assert {*arguments, *states} == {np.float32}
 
 
 def test_the_gradient_of_add_and_relu_keeps_the_result_and_not_the_other_image():

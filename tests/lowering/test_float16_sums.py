@@ -133,6 +133,9 @@ def test_a_long_sum_loses_what_float16_loses():
     x = np.r_[128.0, np.zeros(15), np.full(4080, 1 / 256)].reshape(1, -1).astype("f4")
     assert gradients("FullyConnected", [x, w], attrs, FLOAT32_SUMS)[0] == 144.0
     assert gradients("FullyConnected", [x, w], attrs, FLOAT16_SUMS)[0] == 128.0
+    arrays = [array.reshape(1, -1, 1, 1) for array in (x, w)]
+    attrs = {"kernel": (1, 1), "num_filter": 1, "no_bias": True}
+    assert gradients("Convolution", arrays, attrs, FLOAT16_SUMS)[0] == 128.0
 
 
 def test_gradients_add_up_in_float16_too():
