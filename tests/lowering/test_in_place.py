@@ -92,8 +92,10 @@ def test_prelu_in_a_loop():
     net = Loop()
     net.initialize()
     amp.cast(net, "float16")
+    data = nd.array(DATA)
+    data.attach_grad()  # without it, nothing is written over the gradient of the result
     with autograd.record():
-        loss = net(nd.array(DATA)).sum()
+        loss = net(data).sum()
     loss.backward()
     assert net.prelu.alpha.grad().asnumpy().tolist() == [-10]
 
