@@ -48,7 +48,7 @@ def lines(file: Path) -> int:
 
 def cases() -> str:
     """Return the last line of pytest's collection: how many cases the tests have."""
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q"]
+    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--collect-only", "-q"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     return (done.stdout.strip().splitlines() or ["pytest failed"])[-1]
 
