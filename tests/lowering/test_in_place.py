@@ -41,11 +41,11 @@ def network(readers=1, channels=1, last=False):
     return net
 
 
-def gradients(net, passes=1):
+def gradients(net, passes=1, train_mode=True):
     data = nd.array(DATA)
     data.attach_grad()
     for _ in range(passes):
-        with autograd.record():
+        with autograd.record(train_mode=train_mode):
             loss = (net(data) * 2).sum()
         loss.backward()
     return data.grad.asnumpy().tolist(), net[1].alpha.grad().asnumpy().tolist()
@@ -77,6 +77,10 @@ def test_prelu(policy, static, last, channels, slopes):
 def test_prelu_without_native_operators(monkeypatch):
     monkeypatch.setattr("gluon_amp.kernels.available", lambda: False)
     assert gradients(amp.cast(network(), "float16")) == (IN_DATA, [-10])
+
+
+def test_prelu_in_a_pass_that_is_recorded_but_not_in_training_mode():
+    assert gradients(amp.cast(network(), "float16"), train_mode=False) == (IN_DATA, [-10])
 
 
 def test_prelu_in_a_loop():

@@ -214,7 +214,7 @@ def test_every_case_runs_as_in_float32(op, cases):
             {"kernel": "[2,2]", "stride": "[2,2]", "pad": "[1,1]", "pooling_convention": "full"},
             False,
         ),
-        ("Reshape", {"shape": "(0, -4, -1, 2, 0, 0)"}, True),
+        ("Reshape", {"shape": "(0, -4, -1, 2, 0, 0, 0)"}, True),
         ("Reshape", {"shape": "(-2, 1)"}, False),
         ("Reshape", {"shape": "(0, 0, 2, 2, 2, 2, 2)"}, False),
         ("_npx_pooling", {"kernel": "(2, 2)"}, True),
