@@ -73,11 +73,9 @@ def _compile(name: str, functions: Dict[str, str], folder: Path) -> None:
     defined = own.read_text() if own.exists() else ""
     lines = [HEAD]
     for function in functions:
-        if not re.search(rf"\b{function}\(|\({function}[,)]", defined):
+        if not re.search(rf"\b{function}\(", defined) and f"({function})" not in defined:
             creates = re.search(r"Create(?!Program)", function)
-            sets = re.search(
-                r"Destroy|Set|Event|Stream|Graph|Error|Enable|Pointer|Synchronize", function
-            )
+            sets = re.search(r"Destroy|Set|Event|Stream|Graph|Error|Enable|Pointer", function)
             form = CREATES if creates else SETS if sets else CALLS
             lines.append(form.format(function))
     others = folder / f"{name}_others.cc"

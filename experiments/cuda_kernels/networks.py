@@ -11,7 +11,7 @@ import numpy as np
 
 import gluon_amp as amp
 from experiments import zoo_coverage as zoo
-from experiments.cuda_kernels.stand_in import Log
+from experiments.cuda_kernels.stand_in import Log, peak_bytes
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -39,6 +39,7 @@ def main(name: str) -> None:
                 autograd.backward(outputs)
                 nd.waitall()
             row["launches"] = log.launches()
+            row["bytes"] = peak_bytes()
             row["float16_sums"] = sorted({line for line in log.lines if "in float16" in line})
         except Exception as error:
             row["error"] = str(error).strip().splitlines()[-1]

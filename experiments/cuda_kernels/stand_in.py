@@ -5,6 +5,7 @@ import os
 from typing import List
 
 _RUNTIME = ctypes.CDLL("libcudart.so.11.0")  # found by LD_LIBRARY_PATH
+_RUNTIME.stand_in_peak_bytes.restype = ctypes.c_size_t
 
 
 class Log:
@@ -27,3 +28,8 @@ class Log:
     def launches(self) -> int:
         """Return how many kernels and functions of libraries were launched."""
         return sum(line.startswith(("KERNEL", "CALL")) for line in self.lines)
+
+
+def peak_bytes() -> int:
+    """Return the most device memory that was allocated at once."""
+    return _RUNTIME.stand_in_peak_bytes()

@@ -1,5 +1,5 @@
 // Stand-ins for the CUDA runtime: memory is the host's, a launch computes nothing and is written down.
-// The log has one line for each launch, call of a library and copy. The numbers of attributes
+// The log has one line for each launch, call of a library, copy and wait. The numbers of attributes
 // are those of cudaDeviceAttr in driver_types.h; the device is a V100 (compute capability 7.0).
 
 #include <cstdio>
@@ -7,6 +7,7 @@
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 struct dim3 {
   unsigned x, y, z;
@@ -23,6 +24,20 @@ std::unordered_map<const void*, const char*>& kernels() {
   static auto* map = new std::unordered_map<const void*, const char*>;
   return *map;
 }
+
+std::unordered_map<Handle, size_t>& sizes() {
+  static auto* map = new std::unordered_map<Handle, size_t>;
+  return *map;
+}
+
+size_t live = 0, peak = 0;
+
+struct Configuration {
+  dim3 grid, block;
+  size_t shared;
+  Handle stream;
+};
+thread_local std::vector<Configuration> configurations;
 
 // The beginning of cudaDeviceProp (driver_types.h of CUDA 11), with the fields that MXNet reads
 struct Properties {
@@ -57,14 +72,18 @@ void stand_in_note(const char* line) {
   fflush(log_file);
 }
 
-#define GIVES(name, value) \
-  int name(int* result) {  \
-    *result = value;       \
-    return 0;              \
-  }
-GIVES(cudaGetDeviceCount, 1)
-GIVES(cudaGetDevice, 0)
-GIVES(cudaDriverGetVersion, 11020)
+size_t stand_in_peak_bytes() { return peak; }
+
+int cudaGetDeviceCount(int* count) {
+  const char* wanted = getenv("STAND_IN_GPUS");
+  *count = wanted ? atoi(wanted) : 1;
+  return 0;
+}
+
+int cudaGetDevice(int* device) {
+  *device = 0;
+  return 0;
+}
 
 int cudaDeviceGetAttribute(int* value, int attribute, int) {
   switch (attribute) {
@@ -87,6 +106,21 @@ int cudaGetDeviceProperties(Properties* properties, int) {
   return 0;
 }
 
+int cudaDeviceCanAccessPeer(int* can, int, int) {
+  *can = 0;
+  return 0;
+}
+
+int cudaDeviceGetP2PAttribute(int* value, int, int, int) {
+  *value = 0;
+  return 0;
+}
+
+int cudaDriverGetVersion(int* version) {
+  *version = 11020;
+  return 0;
+}
+
 int cudaMemGetInfo(size_t* free_bytes, size_t* total) {
   *free_bytes = *total = size_t(16) << 30;
   return 0;
@@ -94,10 +128,22 @@ int cudaMemGetInfo(size_t* free_bytes, size_t* total) {
 
 int cudaMalloc(Handle* pointer, size_t bytes) {
   *pointer = calloc(1, bytes + 64);
+  std::lock_guard<std::mutex> lock(mutex);
+  sizes()[*pointer] = bytes;
+  live += bytes;
+  if (live > peak) peak = live;
   return 0;
 }
 
 int cudaFree(Handle pointer) {
+  {
+    std::lock_guard<std::mutex> lock(mutex);
+    auto found = sizes().find(pointer);
+    if (found != sizes().end()) {
+      live -= found->second;
+      sizes().erase(found);
+    }
+  }
   free(pointer);
   return 0;
 }
@@ -107,16 +153,24 @@ int cudaMallocPitch(Handle* pointer, size_t* pitch, size_t width, size_t height)
   return cudaMalloc(pointer, width * height);
 }
 
-int cudaHostAlloc(Handle* pointer, size_t bytes, unsigned) { return cudaMalloc(pointer, bytes); }
-int cudaFreeHost(Handle pointer) { return cudaFree(pointer); }
+int cudaHostAlloc(Handle* pointer, size_t bytes, unsigned) {
+  *pointer = calloc(1, bytes + 64);
+  return 0;
+}
+
+int cudaFreeHost(Handle pointer) {
+  free(pointer);
+  return 0;
+}
 
 int cudaMemcpy(Handle to, const void* from, size_t bytes, int) {
+  stand_in_note("WAIT for a copy");
   memcpy(to, from, bytes);
   return 0;
 }
 
-int cudaMemcpyAsync(Handle to, const void* from, size_t bytes, int, Handle) {
-  stand_in_note("COPY");
+int cudaMemcpyAsync(Handle to, const void* from, size_t bytes, int kind, Handle) {
+  stand_in_note(kind == 1 ? "COPY to the device" : kind == 2 ? "COPY to the host" : "COPY");
   memcpy(to, from, bytes);
   return 0;
 }
@@ -130,10 +184,40 @@ int cudaMemcpy2DAsync(Handle to, size_t to_pitch, const void* from, size_t from_
   return 0;
 }
 
+int cudaMemcpyPeerAsync(Handle to, int, const void* from, int, size_t bytes, Handle) {
+  stand_in_note("COPY to another device");
+  memcpy(to, from, bytes);
+  return 0;
+}
+
 int cudaMemsetAsync(Handle to, int value, size_t bytes, Handle) {
+  stand_in_note("FILL");
   memset(to, value, bytes);
   return 0;
 }
+
+int cudaDeviceSynchronize() {
+  stand_in_note("WAIT for the device");
+  return 0;
+}
+
+int cudaStreamSynchronize(Handle) {
+  stand_in_note("WAIT for a stream");
+  return 0;
+}
+
+int cudaStreamCreate(Handle* stream) {
+  *stream = malloc(8);
+  return 0;
+}
+
+int cudaEventCreateWithFlags(Handle* event, unsigned) {
+  *event = malloc(8);
+  return 0;
+}
+
+const char* cudaGetErrorName(int) { return "an error"; }
+const char* cudaGetErrorString(int) { return "an error"; }
 
 int cudaFuncGetAttributes(void* attributes, const void*) {
   memset(attributes, 0, 56);
@@ -160,9 +244,20 @@ int cudaLaunchKernel(const void* function, dim3, dim3, void**, size_t, Handle) {
   return 0;
 }
 
-// A launch reads back what it pushes, and its sizes do not matter here.
-unsigned __cudaPushCallConfiguration(dim3, dim3, size_t, Handle) { return 0; }
-int __cudaPopCallConfiguration(dim3*, dim3*, size_t*, Handle*) { return 0; }
+unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, Handle stream) {
+  configurations.push_back({grid, block, shared, stream});
+  return 0;
+}
+
+int __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, Handle* stream) {
+  const Configuration last = configurations.back();
+  configurations.pop_back();
+  *grid = last.grid;
+  *block = last.block;
+  *shared = last.shared;
+  *stream = last.stream;
+  return 0;
+}
 
 void** __cudaRegisterFatBinary(void*) {
   static void* handle;
