@@ -1,7 +1,7 @@
 """What costs a net speed or accuracy in float16, found before the training.
 
-`dimensions` looks at sizes that Tensor Cores do not like, `gpu_graph` at kernels, and
-`trainer_findings` at the trainer.
+`dimensions` looks at sizes that Tensor Cores do not like, `gpu_graph` at kernels, `indices` at
+whole numbers that are not exact, and `trainer_findings` at the trainer.
 """
 
 from typing import Iterator, List, Optional
@@ -14,6 +14,7 @@ from gluon_amp.casting.tracing import named_blocks, roots
 from gluon_amp.inspection.dimensions import dimension_findings
 from gluon_amp.inspection.findings import Finding, Findings
 from gluon_amp.inspection.gpu_graph import gpu_findings
+from gluon_amp.inspection.indices import index_findings
 from gluon_amp.inspection.operators import operators
 from gluon_amp.inspection.trainer_findings import trainer_findings
 
@@ -32,9 +33,10 @@ def check(
 
     Of the net: dimensions of float16 matrix products and convolutions that are no multiples of 8,
     as Tensor Cores need them (depthwise convolutions aside: they are no matrix products); `dot`,
-    whose kernel does not use them; operators in float16 without a float16 kernel on a GPU; a
-    float16 output, which reaches the loss; norm layers with float16 parameters. Of the trainer: an
-    epsilon that is 0 in float16; updates on the kvstore; frozen parameters.
+    whose kernel does not use them; operators in float16 without a float16 kernel on a GPU; ids,
+    indices and lengths that are float16 and may be above 2048; a float16 output, which reaches the
+    loss; norm layers with float16 parameters. Of the trainer: an epsilon that is 0 in float16;
+    updates on the kvstore; frozen parameters.
 
     Parameters
     ----------
@@ -74,7 +76,11 @@ def check(
         binding = binding_of(block)
         if binding is None or not binding.untraceable:
             found = operators(path, block, inputs if block is net else ())
-            findings += [*dimension_findings(found), *gpu_findings(path, block)]
+            findings += [
+                *dimension_findings(found),
+                *gpu_findings(path, block),
+                *index_findings(found),
+            ]
     findings += [*_loss_head(net, outputs), *_norms(net)]
     if trainer is not None:
         findings += trainer_findings(net, trainer)

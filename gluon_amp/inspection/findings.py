@@ -11,7 +11,7 @@ class Finding(NamedTuple):
     Attributes
     ----------
     kind : str
-        'dimension', 'kernel', 'epsilon', 'loss_head', 'norm', 'kvstore' or 'frozen'.
+        'dimension', 'kernel', 'index', 'epsilon', 'loss_head', 'norm', 'kvstore' or 'frozen'.
     block : str
         Path of the block, as in `'features.0'`; `''` is the net itself, or its trainer.
     problem, fix : str
