@@ -1,6 +1,8 @@
 """Laws of the loader: order, resuming, shards, exact counts, unreadable images."""
 
+import gc
 import itertools
+import threading
 
 import numpy as np
 import pytest
@@ -184,3 +186,29 @@ def test_no_readable_image_at_all_is_an_error():
         with pytest.raises(DataError, match="none of the 3 images can be read, for example image"):
             data(batches)
     assert data(ValidationBatches(Numbers(1), 4, part_index=1, num_parts=2)) == []
+
+
+def test_arrays_live_as_long_as_threads_write_into_them():
+    """A caller that stops early drops the batches that are being loaded."""
+    writing, go_on = threading.Event(), threading.Event()
+
+    class Slow(Numbers):
+        shape = (3, 5, 7)
+
+        def write(self, position, out):
+            if position >= 2:
+                writing.set()
+                assert go_on.wait(60)
+            out[:] = position
+            return position
+
+    loaded = iter(ValidationBatches(Slow(8), batch_size=1, num_workers=2))
+    next(loaded)
+    assert writing.wait(60)
+    loaded.close()
+    gc.collect()
+    alive = [
+        x for x in gc.get_objects() if isinstance(x, mx.nd.NDArray) and x.shape == (1, 3, 5, 7)
+    ]
+    go_on.set()
+    assert len(alive) >= 1
