@@ -41,8 +41,7 @@ def host_copy(array) -> np.ndarray:
 def host_view(array) -> np.ndarray:
     """Return a flat numpy view of a dense NDArray in host memory, once the NDArray is unused.
 
-    The view does not keep the NDArray alive, so read it at once. Write only to an array that no
-    operator has used.
+    The view keeps the NDArray alive. Write only to an array that no operator has used.
     """
     if array.size == 0:
         return np.empty(0, array.dtype)
@@ -52,4 +51,5 @@ def host_view(array) -> np.ndarray:
     check_call(LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     dtype = np.dtype(array.dtype)
     buffer = (ctypes.c_uint8 * (array.size * dtype.itemsize)).from_address(address.value)
+    buffer.owner = array  # of the memory, which numpy's view of the buffer does not know
     return np.frombuffer(buffer, dtype)

@@ -57,3 +57,10 @@ def test_a_host_read_waits_for_operators_that_read_the_array(read, tmp_path):
     READERS[read](net, str(tmp_path / "checkpoint"))
     assert Slow.ended
     out.wait_to_read()
+
+
+def test_a_view_keeps_its_array_alive():
+    part = host_view(nd.full((1000,), 7)).reshape(10, 100)[1:]
+    others = [nd.full((1000,), 3) for _ in range(20)]  # one would get the memory of a freed array
+    nd.waitall()
+    assert (part == 7).all() and len(others) == 20

@@ -102,8 +102,7 @@ class _Loader:
         # calls into Python when MXNet frees the memory, perhaps in a thread while Python exits.
         images, labels = (host_view(array).reshape(array.shape) for array in arrays)
 
-        # A view does not own its memory: the arrays live as long as the tasks that write into them.
-        def fill(rows: Sequence[int], _owners: List[NDArray] = arrays) -> None:
+        def fill(rows: Sequence[int]) -> None:
             for row in rows:
                 out = images[row : row + 1].reshape(self._images.shape)  # 0-d is a view, too
                 labels[row] = self._write(positions[row], out, unreadable)
