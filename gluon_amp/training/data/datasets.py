@@ -4,7 +4,7 @@ With one random generator for all, a run could be neither repeated nor resumed. 
 includes the epoch, and every image has a generator of its own.
 """
 
-from typing import Any, Sequence
+from typing import Any, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -22,26 +22,45 @@ def generator_of(seed: int, epoch: int, index: int) -> np.random.Generator:
     return np.random.default_rng((seed, epoch, index))
 
 
-class DecodedImages(Images):
+class AugmentedImages(Images):
+    """Images with random augmentation if there is a seed."""
+
+    def __init__(self, shape: Tuple[int, ...], seed: Optional[int] = None):
+        self.shape, self._seed = shape, seed
+
+    def write(self, position: int, out: np.ndarray) -> int:
+        epoch, index = divmod(int(position), len(self))
+        generator = None if self._seed is None else generator_of(self._seed, epoch, index)
+        return self.draw(index, generator, out)
+
+    def draw(self, index: int, generator: Optional[np.random.Generator], out: np.ndarray) -> int:
+        """Write an image to `out`; return its label. Without a generator, nothing is augmented."""
+        raise NotImplementedError
+
+
+class DecodedImages(AugmentedImages):
     """Image files, decoded and transformed; without a seed, the transform has no augmentation.
 
     Threads call ``encoded.read(index)`` at once for the bytes of an image and its label.
     ``encoded.name(index)`` is a path, or a record and its file, for messages.
     """
 
-    def __init__(self, encoded: Any, transform: Any, classes: int, seed: Any = None):
+    def __init__(
+        self,
+        encoded: Any,
+        transform: Union[TrainingTransform, ValidationTransform],
+        classes: int,
+        seed: Optional[int] = None,
+    ):
+        super().__init__(transform.shape, seed)
         self._encoded = encoded
         self._transform = transform
         self._classes = classes
-        self._seed = seed
-        self.shape = transform.shape
 
     def __len__(self) -> int:
         return len(self._encoded)
 
-    def write(self, position: int, out: np.ndarray) -> int:
-        epoch, index = divmod(int(position), len(self))
-        generator = None if self._seed is None else generator_of(self._seed, epoch, index)
+    def draw(self, index: int, generator: Optional[np.random.Generator], out: np.ndarray) -> int:
         try:
             encoded, label = self._encoded.read(index)
             self._transform(encoded, generator, out)

@@ -8,9 +8,9 @@ from typing import Optional, Sequence, Tuple
 
 import numpy as np
 
-from gluon_amp.training.data.datasets import generator_of
+from gluon_amp.training.data.datasets import AugmentedImages
 from gluon_amp.training.data.enlarge import enlarge
-from gluon_amp.training.data.source import DataError, Images, Source
+from gluon_amp.training.data.source import DataError, Source
 
 SIZE = 32
 WHITE = 16  # the highest of the 17 grey levels
@@ -61,23 +61,19 @@ def shift(image: np.ndarray, generator: np.random.Generator) -> np.ndarray:
     return normalise(np.pad(image, most)[top : top + height, left : left + width])
 
 
-class DigitImages(Images):
+class DigitImages(AugmentedImages):
     """Grey images as normalised RGB images, shifted at random if there is a seed."""
 
     def __init__(self, images: np.ndarray, labels: np.ndarray, seed: Optional[int] = None):
-        self._images, self._labels, self._seed = images, labels, seed
-        self.shape = (3, *images.shape[1:])
+        super().__init__((3, *images.shape[1:]), seed)
+        self._images, self._labels = images, labels
 
     def __len__(self) -> int:
         return len(self._labels)
 
-    def write(self, position: int, out: np.ndarray) -> int:
-        epoch, index = divmod(int(position), len(self))
+    def draw(self, index: int, generator: Optional[np.random.Generator], out: np.ndarray) -> int:
         image = self._images[index]
-        if self._seed is None:
-            out[...] = normalise(image)
-        else:
-            out[...] = shift(image, generator_of(self._seed, epoch, index))
+        out[...] = normalise(image) if generator is None else shift(image, generator)
         return int(self._labels[index])
 
 

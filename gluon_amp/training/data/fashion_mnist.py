@@ -9,10 +9,10 @@ from typing import Optional, Tuple
 
 import numpy as np
 
-from gluon_amp.training.data.datasets import generator_of
+from gluon_amp.training.data.datasets import AugmentedImages
 from gluon_amp.training.data.enlarge import enlarge
 from gluon_amp.training.data.idx import read_idx
-from gluon_amp.training.data.source import DataError, Images, Source
+from gluon_amp.training.data.source import DataError, Source
 
 PACKAGE = "dataset-fashion-mnist"
 FOLDER = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package puts the files
@@ -26,27 +26,24 @@ MEAN, STD = 0.286, 0.353  # of the training pixels, divided by 255
 NORMALISED = ((np.arange(256) / 255 - MEAN) / STD).astype(np.float32)  # of each grey level
 
 
-class FashionImages(Images):
+class FashionImages(AugmentedImages):
     """Grey images as normalised RGB images, shifted and mirrored at random if there is a seed."""
 
     def __init__(
         self, images: np.ndarray, labels: np.ndarray, size: int = SIZE, seed: Optional[int] = None
     ):
+        super().__init__((3, size, size), seed)
         margins = ((0, 0), (SHIFT, SHIFT), (SHIFT, SHIFT))
         self._padded = np.pad(images, margins)
         self._labels = labels
         self._size = size
-        self._seed = seed
-        self.shape = (3, size, size)
 
     def __len__(self) -> int:
         return len(self._labels)
 
-    def write(self, position: int, out: np.ndarray) -> int:
-        epoch, index = divmod(int(position), len(self))
+    def draw(self, index: int, generator: Optional[np.random.Generator], out: np.ndarray) -> int:
         top, left, mirrored = SHIFT, SHIFT, False
-        if self._seed is not None:
-            generator = generator_of(self._seed, epoch, index)
+        if generator is not None:
             top, left, mirrored = generator.integers((2 * SHIFT + 1, 2 * SHIFT + 1, 2)).tolist()
         image = self._padded[index, top : top + SIZE, left : left + SIZE]
         if mirrored:
