@@ -72,7 +72,8 @@ class Bits(NamedTuple):
     """A number as a format stores it, the result of `bits`."""
 
     dtype: str
-    sign: str  # the stored bits, as '0' and '1', here and in the next two
+    # The stored bits, as '0' and '1'
+    sign: str
     exponent: str
     significand: str
     value: float  # the number that they represent

@@ -31,8 +31,9 @@ class FloatFormat(NamedTuple):
     """
 
     name: str
-    exponent_bits: int  # the stored ones, here and below
-    significand_bits: int  # without the leading 1 of a normal number, which is not stored
+    # Stored bits; the leading 1 of a normal number's significand is not stored.
+    exponent_bits: int
+    significand_bits: int
     bias: int  # what is added to an exponent when it is stored
     infinities: bool  # whether the code after the largest finite number is infinity
     nans: int  # how many codes, the last ones, are not numbers: at least 1

@@ -56,9 +56,8 @@ class Binding:
     ) -> None:
         self.path = path  # in the net that was cast
         self.policy = policy
-        self.ends = (
-            ends  # those of `cast_pass.ENDS`, the net's first and last product, in the block
-        )
+        # Those of `cast_pass.ENDS`, the net's first and last product, that are in the block
+        self.ends = ends
         self.child_paths = child_paths or {}  # by name, where they differ from it, as in a slice
         # Slices of containers that contain the block. Their casts end when its cast ends.
         self.slices = weakref.WeakSet()

@@ -16,7 +16,8 @@ from gluon_amp.lowering.typed_graph import TypedGraph
 def avoid_faults(graph: TypedGraph, frozen: FrozenSet[str]) -> TypedGraph:
     """Return a graph of the same values with the gradients of imperative mode.
 
-    It is `graph` itself if it has no PReLU. `frozen` are the variables that get no gradient.
+    It is `graph` itself if it has none of these operators, or computes no gradients. `frozen` are
+    the variables that get none.
     """
     out = _rewritten(graph.json, frozen)
     return graph.written(out) if out else graph

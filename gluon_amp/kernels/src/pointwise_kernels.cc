@@ -70,7 +70,7 @@ void backward(const Program& program, const Span& span, const void* grad, const 
 }
 
 const PointwiseKernels pointwise_table[] = {{forward<Bfloat>, backward<Bfloat>},
-                                  {forward<HalfValue>, backward<HalfValue>}};
+                                            {forward<HalfValue>, backward<HalfValue>}};
 
 }  // namespace
 

@@ -38,7 +38,7 @@ __all__ = [
 class SmallSet(NamedTuple):
     """A data set that comes whole. Networks that need larger images enlarge them."""
 
-    open: Callable[[Path, int, int], Source]  # of a folder, with a seed, in a size
+    open: Callable[[Path, int, int], Source]  # from its folder, with a seed and an image size
     side: int  # height and width of its images
     folder: Optional[Path] = None  # where its files are by default, if it has any
 

@@ -59,11 +59,11 @@ class Preprocessing:
     """Size and normalisation of the images that a network expects."""
 
     size: int = INPUT_SIZE  # height and width
-    # validation resizes the short side to size / crop_ratio before the crop
+    # Validation resizes the short side to size / crop_ratio before the crop.
     crop_ratio: float = CROP_RATIO
     mean: Tuple[float, float, float] = MEAN  # of red, green and blue, for colours from 0 to 1
     std: Tuple[float, float, float] = STD
-    # smallest share of an image's area that a random crop for training has
+    # The smallest share of an image that a random crop has in training
     min_area: float = AREA[0]
 
 

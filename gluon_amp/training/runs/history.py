@@ -19,7 +19,7 @@ class EpochResult:
     loss: float  # mean over the images of the applied steps
     images: int
     seconds: float  # until the devices had finished
-    waited: float  # seconds of these in which the devices waited for images
+    waited: float  # seconds, of those, in which the devices waited for images
     skipped: int  # steps skipped because of an overflow
 
     @property
@@ -34,7 +34,7 @@ class Validation:
     top1: float
     top5: float
     cross_entropy: float  # mean over the images that were read, in nats, computed in float32
-    images: int  # that were read
+    images: int  # without those that could not be read
     unreadable: int = 0
 
 

@@ -37,7 +37,7 @@ class Keeper:
     progress: Callable[[Position], Dict[str, Any]]
     interruption: Interruption
     workers: Workers = field(default_factory=Workers)
-    # they differ between workers until the end of an epoch
+    # Running statistics, which differ between workers until the end of an epoch
     statistics: Sequence[gluon.Parameter] = ()
     every: Optional[int] = None  # save after so many batches of an epoch
     accumulate: int = 1  # batches in each update

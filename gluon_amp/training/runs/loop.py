@@ -44,7 +44,7 @@ class Loop:
     accumulate: int = 1  # batches in each update
     log_interval: int = 50  # log a line after so many batches; 0 for never
     max_batches: Optional[int] = None  # of an epoch
-    unit: str = "images"  # what the progress bar counts, one for each label
+    unit: str = "images"  # what the progress bar counts; each has one label
     input_bound: str = log.INPUT_BOUND  # advice to log, once, if training often waits for data
     seed: int = 0  # of the random numbers that a step draws
     steps: int = 0

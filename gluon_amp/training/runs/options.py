@@ -1,4 +1,4 @@
-"""Options that image and language runs share. A function returns what adds another option."""
+"""Options that image and language runs share; `add_...` return what adds more to the same group."""
 
 import argparse
 import math
@@ -38,7 +38,7 @@ class Options:
 
 
 def dtype(text: str) -> str:
-    """Read a policy's name, of two names the shorter, or a text such as 'compute=float8_e4m3'."""
+    """Read a policy, by name or as in 'compute=float8_e4m3'; of two names, return the first."""
     if "=" in text:
         try:
             return Policy(text).name

@@ -64,8 +64,8 @@ class Recipe(Options):
     """All options of an image run, as attributes, and some that follow from them.
 
     `data` is a data set's name, 'rec' for packed images, 'image-folder', 'folder' for
-    ``train/CLASS`` and ``val/CLASS``, or 'synthetic'; `notice` a sentence if it is not what the
-    options name. `lr_per_256` is the learning rate for every 256 images, if there is no ``--lr``.
+    ``train/CLASS`` and ``val/CLASS``, or 'synthetic'. If the options name other data, `notice` says
+    so. Without ``--lr``, `lr_per_256` is the learning rate for every 256 images of a batch.
     """
 
     @property

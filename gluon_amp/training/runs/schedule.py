@@ -25,14 +25,14 @@ class Schedule:
 
     rate: float  # after the warm-up, before any decay
     epochs: int
-    batches: int  # of an epoch
+    batches: int  # in an epoch
     mode: str = "step"  # 'step', or a name in `SHAPES`
-    # the rate rises linearly; the last batch of the warm-up has the full rate
+    # In these the rate rises linearly; the last batch of the warm-up has the full rate.
     warmup_epochs: float = 0
     decay: float = 0.1  # in mode 'step', the factor of each decay
-    # that begin with a decay, counted from 0, warm-up included
+    # Epochs that begin with a decay, counted from 0, warm-up included
     decay_epochs: Tuple[int, ...] = (30, 60, 80)
-    warmup_rate: float = 0.0  # from which the warm-up rises; the first batch is already above it
+    warmup_rate: float = 0.0  # where the warm-up begins; the first batch is already above it
 
     def __call__(self, epoch: int, batch: int) -> float:
         """Return the learning rate of batch `batch` in epoch `epoch`, both counted from 0."""

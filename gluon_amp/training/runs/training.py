@@ -259,7 +259,7 @@ class Training:
             "top1_by_epoch": [None if v is None else 100 * v.top1 for v in validated],
             "cross_entropy": _finite(last.cross_entropy),  # nats
             "cross_entropy_by_epoch": [v and _finite(v.cross_entropy) for v in validated],
-            "validated": last.images,  # that were read
+            "validated": last.images,
             "val_images": self.data.val_images,
             "train_images": self.data.train_images,
             "train_loss": _finite(trained[-1].loss) if trained else None,

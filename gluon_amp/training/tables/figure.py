@@ -3,12 +3,16 @@
 import contextlib
 import textwrap
 from pathlib import Path
-from typing import Any, Iterator, Optional, Tuple
+from typing import TYPE_CHECKING, Iterator, Optional, Tuple
 
 from gluon_amp.base.messages import from_extra
 from gluon_amp.inspection.figures import BAND, COLOURS, OTHER, STYLE, SUPPORT
 from gluon_amp.training.tables.statistics import CONFIDENCE, Comparison
 from gluon_amp.training.tables.table import Table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 TITLE_WIDTH = 120  # characters that fit above the axes
 SPREAD = 0.22  # of the points of a row, to either side of its line
@@ -26,7 +30,7 @@ def draw(table: Table, path: Path) -> None:
 
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
-    """Draw in the style of all figures: a context, or a decorator."""
+    """Draw in the style of all figures; use it as a context or as a decorator."""
     with from_extra("results", "matplotlib is not installed"):
         import matplotlib.style
     with matplotlib.style.context(STYLE):
@@ -34,7 +38,7 @@ def styled() -> Iterator[None]:
 
 
 @styled()
-def plot(table: Table) -> Any:
+def plot(table: Table) -> "Figure":
     """Return the figure that `draw` writes."""
     metrics = [each for each in METRICS if any(getattr(row, each[0]) for row in table.rows)]
     height = 0.9 + len(metrics) * (1.1 + 0.6 * len(table.rows))
@@ -50,7 +54,7 @@ def plot(table: Table) -> Any:
     return figure
 
 
-def new_figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> "Figure":
     """Return an empty figure of a size in inches, which needs no screen. Call it in `styled`."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -60,7 +64,7 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
-def _draw_runs(axes: Any, table: Table, field: str, title: str) -> None:
+def _draw_runs(axes: "Axes", table: Table, field: str, title: str) -> None:
     # a seed has the same place in every row
     seeds = sorted({run.seed for run in table.runs})
     step = 2 * SPREAD / max(1, len(seeds) - 1)
@@ -85,7 +89,7 @@ def _draw_runs(axes: Any, table: Table, field: str, title: str) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def _draw_differences(axes: Any, table: Table, field: str, margin: float, unit: str) -> None:
+def _draw_differences(axes: "Axes", table: Table, field: str, margin: float, unit: str) -> None:
     axes.axvspan(-margin, margin, color=BAND, zorder=0)
     axes.axvline(0, color=SUPPORT, linewidth=0.8, zorder=1)
     furthest = margin
@@ -105,7 +109,7 @@ def _draw_differences(axes: Any, table: Table, field: str, margin: float, unit: 
 
 
 def draw_difference(
-    axes: Any,
+    axes: "Axes",
     comparison: Comparison,
     height: float,
     colour: str,

@@ -43,7 +43,7 @@ OPERATORS = ("Embedding", "RNN", "FullyConnected")
 
 
 class LanguageSummary(report.Summary):
-    """The results of a run on text, where an image is a character."""
+    """The results of a run on text. What has images in its name counts characters."""
 
     def scores(self) -> List[Tuple[str, object]]:
         return [
