@@ -10,7 +10,7 @@ from gluon_amp.trainer import first_scale, guards, reduction
 from gluon_amp.trainer.contrib_amp_scaler import ContribAmpScaler
 from gluon_amp.trainer.loss_scale import FiniteCheck, LossScale, NoLossScale, resolve, whole_number
 from gluon_amp.trainer.passes import Gradients, Pass, Passes, mark_fresh
-from gluon_amp.trainer.report import Skips
+from gluon_amp.trainer.report import Skips, StepReport
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -30,6 +30,8 @@ class ScaledGradients:
     skips: Skips
     # Called before each reduction and update, skipped ones included, when all backward passes ran
     step_listeners: List[Callable[[], None]]
+    # Called with the report of each step, skipped ones included, when it is over
+    report_listeners: List[Callable[[StepReport], None]]
 
     def _start_gradients(
         self, dtypes: DtypesAtBuild, loss_scale, check_finite, max_consecutive_skips
@@ -52,6 +54,7 @@ class ScaledGradients:
             guards.check_dense(self.parameters, "an overflow check")
         self.skips = Skips()
         self.step_listeners = []
+        self.report_listeners = []
         self._statistics = [p for p in self.parameters if statistics.is_statistic(p)]
         statistics.watch(self.parameters)
         if self.scaling:

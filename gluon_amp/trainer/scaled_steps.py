@@ -157,8 +157,9 @@ class ScaledSteps(ScaledGradients):
         for listener in tuple(self.step_listeners):
             listener()
         super().step(batch_size, ignore_stale_grad)
-        self._end_passes()
-        return StepReport(applied=True, loss_scale=1.0, next_loss_scale=1.0)
+        report = StepReport(applied=True, loss_scale=1.0, next_loss_scale=1.0)
+        self._end_step(report)
+        return report
 
     def _begin_step(self, ignore_stale_grad) -> None:
         """Raise errors of the caller before anything is reduced, then call the listeners."""
@@ -206,12 +207,17 @@ class ScaledSteps(ScaledGradients):
             overflow=overflow,
             skipped_total=self.skips.total,
         )
-        self._end_passes()
+        self._end_step(report)
         if overflow:
             at_floor = stepped_on.at_floor
             limit = self._loss_scale.limit if at_floor else "and a lower one would not help"
             self._report_skip(report, limit, cause)
         return report
+
+    def _end_step(self, report: StepReport) -> None:
+        self._end_passes()
+        for listener in tuple(self.report_listeners):
+            listener(report)
 
     def _apply(self, batch_size, scale, ignore_stale_grad) -> None:
         gradients = self._gradients
