@@ -70,7 +70,8 @@ class Cast(Mixin):
             delayed_scaling.register(binding.scales, binding.parameters_of(self))
         try:
             sparse = frozenset(s.name for s, a in zip(inputs, arrays) if is_sparse(a))
-            lowered = lower(symbol, dtypes, device, frozen, binding.scales, sparse)
+            scaled = binding.policy.gradient_dtype == "float16"
+            lowered = lower(symbol, dtypes, device, frozen, binding.scales, sparse, scaled)
             binding.lowered = inputs, lowered
         except mx.base.MXNetError as error:
             received = ", ".join(dtype_name(a.dtype) for a in arrays)

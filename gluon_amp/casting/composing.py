@@ -56,7 +56,9 @@ def _lowered(block: HybridBlock, inputs: list, symbol: mx.sym.Symbol) -> mx.sym.
     dtypes = {s.name: "float32" for s in inputs}
     dtypes.update((p.name, dtype_of(p)) for p in params)
     devices = {ctx.device_type for p in params for ctx in contexts_of(p)}
-    return lower(symbol, dtypes, "gpu" if "gpu" in devices else "cpu", frozen_names(params))
+    device = "gpu" if "gpu" in devices else "cpu"
+    scaled = vars(block)["_amp"].policy.gradient_dtype == "float16"
+    return lower(symbol, dtypes, device, frozen_names(params), scaled=scaled)
 
 
 def _without_float16_variables(symbol: mx.sym.Symbol) -> mx.sym.Symbol:

@@ -14,6 +14,7 @@ from gluon_amp.lowering import (
     added_gradients,
     blocked,
     deconvolution,
+    dropout,
     emulation,
     frozen_weights,
     in_place,
@@ -54,6 +55,7 @@ class Target(NamedTuple):
     frozen: FrozenSet[str] = frozenset()
     sparse_data: FrozenSet[str] = frozenset()
     is_body: bool = False  # of a loop or branch
+    scaled: bool = False  # its gradients may overflow, so that a backward pass runs again
 
 
 class Pass(NamedTuple):
@@ -98,6 +100,12 @@ PASSES = (
         on="all",
     ),
     Pass(
+        lambda graph, target: dropout.make_repeatable(graph, target.frozen, target.scaled),
+        "A backward pass that overflowed runs again, with the same masks; on the tensors of the "
+        "emulation, so that masks are not rounded.",
+        on="all",
+    ),
+    Pass(
         lambda graph, target: added_gradients.make_addable(graph, target.device_type),
         "Operators that fail to add gradients read copies of variables: all that read variables.",
         on="all",
@@ -117,13 +125,14 @@ def lower(
     frozen: FrozenSet[str] = frozenset(),
     scales: Optional[Scales] = None,
     sparse_data: FrozenSet[str] = frozenset(),
+    scaled: bool = False,
 ) -> mx.sym.Symbol:
     """Return a symbol with the same inputs and outputs that runs on a device of `device_type`.
 
     `symbol` is a graph as `cast_pass.apply` returns it, and `dtypes` are those of the arrays that
     its variables are bound to. The variables in `frozen` get no gradient, and those in
     `sparse_data` are bound to sparse arrays. `scales` are those of a net that studies 8-bit
-    formats. A ValueError says what a GPU cannot run.
+    formats. If `scaled`, gradients have a loss scale. A ValueError says what a GPU cannot run.
     """
     graph = rounded = to_json(symbol)
     if device_type == "gpu":
@@ -138,7 +147,7 @@ def lower(
         kernels.prepare([mx.Context(device_type)])
         # A product that is rounded for study is one in float32, which no other pass looks at.
         rounded = study.round_products(graph, scales)
-    target = Target(device_type, frozen, sparse_data)
+    target = Target(device_type, frozen, sparse_data, scaled=scaled)
     lowered = _apply_passes(TypedGraph.of(rounded, dtypes), target)
     return symbol if lowered.json is graph else from_json(lowered.json, like=symbol)
 

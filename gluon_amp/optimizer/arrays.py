@@ -132,6 +132,12 @@ def square_sums(arrays: Iterable) -> List[float]:
     return sums
 
 
+def mean(arrays: Iterable[NDArray]) -> float:
+    """Return the mean of all elements of arrays; wait for them."""
+    values = [one.asnumpy().ravel().astype(np.float64) for one in arrays]
+    return float(np.concatenate(values).mean()) if values else math.nan
+
+
 def multiply(arrays: Iterable, power_of_two: float) -> None:
     """Multiply arrays by a power of two, in place and exactly, apart from underflow.
 

@@ -32,6 +32,7 @@ class Graphs:
         scaled: bool,
     ):
         self._inference = self._training = cast_symbol(symbol, policy, data_names, other_names)
+        self._scaled = scaled
         self.heads: Set[int] = set()  # numbers of the outputs whose gradients are scaled there
         if scaled:
             inputs = {*data_names, *other_names}
@@ -56,7 +57,8 @@ class Graphs:
             arg_types, _, aux_types = symbol.infer_type_partial(**input_dtypes)
             types = dict(zip([*arguments, *states], [*arg_types, *aux_types]))
             known = {name: dtype for name, dtype in types.items() if dtype is not None}
-            return lower(symbol, known, device_type, frozenset(frozen), self.scales)
+            frozen = frozenset(frozen)
+            return lower(symbol, known, device_type, frozen, self.scales, scaled=self._scaled)
         except mx.base.MXNetError as error:
             bound = ", ".join(f"{name} {dtype_name(dtype)}" for name, dtype in input_dtypes.items())
             raise TypeError(

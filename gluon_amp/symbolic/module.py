@@ -12,13 +12,11 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.base.array_kinds import set_to_zero
 from gluon_amp.base.messages import did_you_mean
 from gluon_amp.base.mxnet_internals import create_kvstore
 from gluon_amp.casting import statistics
 from gluon_amp.lowering import check_device, delayed_scaling
 from gluon_amp.optimizer import create, masters
-from gluon_amp.optimizer.arrays import all_finite, restored
 from gluon_amp.policy import Policy
 from gluon_amp.symbolic.graphs import Graphs, Shapes
 from gluon_amp.symbolic.loss_head import SCALE
@@ -28,7 +26,7 @@ from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve
 from gluon_amp.trainer.passes import mark_fresh
 
 import mxnet as mx
-from mxnet import nd
+from mxnet import MXNetError, autograd, nd
 from mxnet.io import DataBatch, DataDesc
 
 UNIFORM = mx.init.Uniform(0.01)  # the default of `mx.mod.Module.init_params`
@@ -113,6 +111,8 @@ class Module(mx.mod.Module):
         super().__init__(symbol, data_names, label_names, logger, context, **options)
         self._trainer: Optional[Trainer] = None
         self._has_new_gradients = False
+        # Outputs of the pending forward pass, by device, if its backward pass may be repeated
+        self._recorded: Optional[List[List[nd.NDArray]]] = None
         self._input_grad_scale = 1.0  # of the last backward pass
 
     @classmethod
@@ -436,6 +436,15 @@ class Module(mx.mod.Module):
         training = self.for_training if is_train is None else is_train
         if training and self._trainer is not None:
             statistics.keep(self._trainer.statistics)
+        self._recorded = None
+        if training and self._trainer is not None and self._loss_scale.searching:
+            super().forward(data_batch, is_train=False)  # loads the data
+            group = self._exec_group
+            try:
+                self._recorded = [record(one, group.symbol, group.grad_req) for one in group.execs]
+                return
+            except MXNetError:  # devices within the graph, or memory for a pass of its own
+                pass
         super().forward(data_batch, is_train)
 
     def backward(self, out_grads: Optional[Union[nd.NDArray, List[nd.NDArray]]] = None) -> None:
@@ -448,16 +457,20 @@ class Module(mx.mod.Module):
         """
         assert self.binded and self.params_initialized
         trainer = self._trainer
-        scaling = trainer is not None and self._scaling
         if isinstance(out_grads, nd.NDArray):
             out_grads = [out_grads]
-        backward = nullcontext(1.0)
-        if scaling:
-            fits = partial(self._fits, out_grads) if self._loss_scale.searching else None
-            backward = trainer.scaled_pass(self._outputs(), fits)
+        run = partial(self._backward_at, out_grads)
+        if trainer is None or not self._scaling:
+            backward = nullcontext(1.0)
+        elif self._recorded is not None:
+            outputs = [one for outputs in self._recorded for one in outputs]
+            backward = trainer.kept_pass(outputs, run)
+        else:
+            backward = trainer.scaled_pass(self._outputs())
         with backward as scale:
-            self._backward_at(scale, out_grads)
-        self._input_grad_scale = scale
+            run(scale)
+        self._recorded = None
+        self._input_grad_scale = scale if trainer is None else trainer.used_scale()
         self._has_new_gradients = True
         if trainer is not None:
             for parameter in trainer.parameters:
@@ -465,7 +478,7 @@ class Module(mx.mod.Module):
                 if parameter.grad_req != "null" and parameter.name in self._param_names:
                     mark_fresh(parameter.list_data())
 
-    def _backward_at(self, scale: float, out_grads: Optional[List[nd.NDArray]]) -> None:
+    def _backward_at(self, out_grads: Optional[List[nd.NDArray]], scale: float) -> None:
         for executor in self.executors:
             if SCALE in executor.arg_dict:
                 executor.arg_dict[SCALE][:] = scale
@@ -474,29 +487,19 @@ class Module(mx.mod.Module):
                 grad if k in self._graphs.heads else grad * scale
                 for k, grad in enumerate(out_grads)
             ]
-        super().backward(out_grads)
+        if self._recorded is None:
+            super().backward(out_grads)
+            return
+        axes = self._exec_group.output_layouts
+        for part, outputs in zip(self._exec_group.slices, self._recorded):
+            heads = out_grads and [
+                _part(grad, axis, part, output)
+                for grad, axis, output in zip(out_grads, axes, outputs)
+            ]
+            autograd.backward(outputs, heads, retain_graph=True)
 
     def _outputs(self) -> List[nd.NDArray]:
         return [out for executor in self.executors for out in executor.outputs]
-
-    def _fits(self, out_grads: Optional[List[nd.NDArray]], scale: float) -> bool:
-        """Run the batch again; return whether its gradients are finite at this scale.
-
-        The forward pass runs again too, because executors reuse the memory of activations in the
-        backward pass. So random operators draw again.
-        """
-        grads = [
-            (name, grad)
-            for executor in self.executors
-            for name, grad in executor.grad_dict.items()
-            if grad is not None
-        ]
-        with restored([*self._outputs(), *(grad for _, grad in grads)]):
-            set_to_zero(grad for _, grad in grads)  # for 'add'
-            for executor in self.executors:
-                executor.forward(is_train=True)
-            self._backward_at(scale, out_grads)
-            return all_finite(grad for name, grad in grads if name in self._param_names)
 
     def get_input_grads(self, merge_multi_context: bool = True) -> list:
         """As `mx.mod.Module.get_input_grads`: true gradients, divided by the loss scale."""
@@ -569,6 +572,34 @@ def resolve_loss_scale(loss_scale: Any, policy: Policy) -> LossScale:
     if loss_scale is BY_DTYPE:
         loss_scale = "dynamic" if policy.gradient_dtype == "float16" else None
     return resolve(loss_scale)
+
+
+def record(
+    executor: mx.executor.Executor, symbol: mx.sym.Symbol, grad_req: Dict[str, str]
+) -> List[nd.NDArray]:
+    """Run a training pass as Gluon does, into an executor's outputs; return those of the pass.
+
+    An executor reuses the memory of activations in the backward pass, so that this could not run
+    again.
+    """
+    arrays = {**executor.arg_dict, **executor.aux_dict}
+    for name, gradient in executor.grad_dict.items():
+        if gradient is not None and arrays[name].grad is None:  # data; parameters have theirs
+            autograd.mark_variables(arrays[name], gradient, grad_req[name])
+    with autograd.record():
+        outputs = mx.nd.CachedOp(symbol)(*(arrays[name] for name in symbol.list_inputs()))
+    outputs = [outputs] if isinstance(outputs, nd.NDArray) else outputs
+    for own, output in zip(executor.outputs, outputs):
+        output.copyto(own)
+        own.wait_to_read()
+    return outputs
+
+
+def _part(grad: nd.NDArray, axis: int, part: slice, output: nd.NDArray) -> nd.NDArray:
+    """Return a device's part of an output's gradient."""
+    if axis >= 0:
+        grad = nd.slice_axis(grad, axis=axis, begin=part.start, end=part.stop)
+    return grad.as_in_context(output.context)
 
 
 def _is_distributed(kvstore) -> bool:

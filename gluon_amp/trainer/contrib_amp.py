@@ -9,7 +9,7 @@ from gluon_amp.optimizer.arrays import flatten, multiply
 from gluon_amp.trainer import guards
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import BY_DTYPE
-from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, ScaledSteps, check_scaled
+from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, OnStep, ScaledSteps, check_scaled
 
 from mxnet import gluon
 
@@ -20,6 +20,7 @@ def init_trainer(
     max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
     on_skip: Optional[Callable[[StepReport], None]] = None,
     check_finite: Optional[bool] = None,
+    on_step: Optional[OnStep] = None,
 ):
     """Add the methods of `Trainer` to an existing trainer, MXNet's or Horovod's.
 
@@ -31,7 +32,7 @@ def init_trainer(
     trainer : gluon.Trainer
         Not used yet, with the parameters of a net that has been cast already. Its optimizer gets
         ``multi_precision=True`` if a parameter is float16.
-    loss_scale, max_consecutive_skips, on_skip, check_finite
+    loss_scale, max_consecutive_skips, on_skip, check_finite, on_step
         As in `Trainer`.
 
     Raises
@@ -61,7 +62,7 @@ def init_trainer(
     stock = type(trainer)
     trainer.__class__ = type(f"Scaled{stock.__name__}", (ScaledSteps, stock), {})
     try:
-        trainer.start_scaling(loss_scale, check_finite, max_consecutive_skips, on_skip)
+        trainer.start_scaling(loss_scale, check_finite, max_consecutive_skips, on_skip, on_step)
     except BaseException:
         trainer.__class__ = stock
         raise
@@ -129,6 +130,7 @@ def unscale(trainer):
     [[1.0, 1.0]]
     """
     check_scaled(trainer, "unscale")
+    trainer.use_sums()
     factor = trainer.used_scale()
     grads = list(trainer.gradients())
     if any(np.dtype(grad.dtype) == np.float16 for grad in grads):

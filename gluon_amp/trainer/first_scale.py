@@ -3,7 +3,8 @@
 An overflow does not show at which scale the gradients fit. Halving the scale until they fit costs
 one step each time, and a short run has few.
 
-A replay with head gradients of zero finds a loss that ignores them.
+The pass is then repeated at the scale that is found, and the step is made with its gradients. A
+replay with head gradients of zero finds a loss that ignores them.
 """
 
 import functools
@@ -14,14 +15,15 @@ from typing import Callable, Dict, Iterable, Iterator, List, Optional
 
 from gluon_amp.base.array_kinds import set_to_zero
 from gluon_amp.optimizer.arrays import all_finite, all_zero, head_gradients, restored
+from gluon_amp.trainer import lost_masks
 from gluon_amp.trainer.passes import clear_fresh, mark_fresh
 
 import mxnet as mx
 from mxnet import MXNetError, autograd
 from mxnet.ndarray import NDArray
 
-# Returns whether the gradients of a pass at this scale are finite, or meet another condition.
-Fits = Callable[..., bool]
+# Returns whether the gradients of a pass at this scale are finite.
+Fits = Callable[[float], bool]
 
 VARIABLE = "var"  # MXNet names an array with a gradient so, with a number, and others null1
 ARRAY_CLASSES = (NDArray, mx.np.ndarray)
@@ -49,69 +51,108 @@ def largest_power(low: float, high: float, fits: Fits) -> Optional[float]:
     return None if below < first else 2.0**below
 
 
-def search(low: float, high: float, fits: Fits) -> Optional[float]:
-    """Return the largest scale from `low` to `high` at which a pass fits; 0 if there is none.
-
-    Most passes after the first one of a step fit at `high`, so it is tried first. Return None if
-    the pass cannot be replayed: MXNet runs the backward pass of foreach, while_loop and cond only
-    once, or see `variables_of`.
-    """
-    if not high:
-        return 0.0  # an earlier pass of the step fits nowhere
-    try:
-        return high if fits(high) else largest_power(low, high / 2, fits) or 0.0
-    except MXNetError:
-        return None
-
-
-def check_heads(fits: Fits) -> None:
+def check_heads(replay: "Replay") -> None:
     """Raise `ValueError` for a pass that ignores its head gradients, which no scale can reach.
 
     Gradients of zero have to follow from head gradients of zero.
     """
     try:
-        scalable = fits(0.0, all_zero)
-    except MXNetError:  # the pass cannot be replayed, see `search`
+        scalable = replay.holds(0.0, all_zero, replay.reached())
+    except MXNetError:  # the pass cannot be replayed, see `Replay.search`
         return
     if not scalable:
         raise ValueError(IGNORED_HEADS)
 
 
+class Replay:
+    """A backward pass whose graph is kept, so that it can run again at other scales.
+
+    `run` runs it at a scale, into the present gradient buffers. `autograd.grad` would compute in
+    arrays of its own, and there oneDNN's gradient of a deconvolution crashes
+    (`lowering/deconvolution`). On a CPU a replay writes running statistics.
+    """
+
+    def __init__(self, losses: List[NDArray], weights: List[NDArray], run: Callable[[float], None]):
+        self._losses, self._weights, self._run = losses, weights, run
+        try:
+            self._variables = variables_of(losses, weights)
+        except MXNetError as error:
+            self._variables, self._error = [], error
+        # What the pass adds to, where gradients are added: there is no mark of these buffers.
+        self._before = [one.grad.copy() for one in self._variables]
+
+    def written(self) -> List[NDArray]:
+        """Return all gradients that the pass writes, as far as they can be found."""
+        return [one.grad for one in self._variables]
+
+    def reached(self) -> List[NDArray]:
+        """Return the trainer's gradients that the pass has written."""
+        return [weight.grad for weight in self._weights if weight._fresh_grad]
+
+    def holds(
+        self, scale: float, condition: Callable[[List[NDArray]], bool], gradients: List[NDArray]
+    ) -> bool:
+        """Return whether a condition holds for gradients of the pass at a scale.
+
+        All buffers are restored, as other trainers and users may need what the pass wrote there.
+        """
+        if not self._variables:
+            raise self._error
+        if not gradients:
+            return True
+        with restored(self.written()):
+            set_to_zero(self.written())  # for grad_req="add"
+            self._run(scale)
+            return condition(gradients)
+
+    def search(self, low: float, high: float) -> Optional[float]:
+        """Return the largest scale from `low` to `high` at which the pass fits; 0 if none does.
+
+        Most passes after the first one of a step fit at `high`, so it is tried first. Gradients
+        that the trainer does not own count too, unless they fit nowhere. Return None if the pass
+        cannot be replayed: MXNet runs the backward pass of foreach, while_loop and cond only once,
+        or see `variables_of`.
+        """
+        if not high:
+            return 0.0  # an earlier pass of the step fits nowhere
+        found = 0.0
+        try:
+            for gradients in (self.written(), self.reached()):
+                fits = functools.partial(self.holds, condition=all_finite, gradients=gradients)
+                found = found or (high if fits(high) else largest_power(low, high / 2, fits) or 0.0)
+        except MXNetError:
+            return None
+        return found
+
+    def loses_masks(self) -> bool:
+        """Return whether dropout would drop nothing if the pass were repeated."""
+        return lost_masks.are_in(self._losses)
+
+    def repeat(self, scale: float, factor: float) -> None:
+        """Run the pass again, and leave its gradients where the first one wrote them.
+
+        Buffers get what they held before the first one, times a factor, where gradients are added.
+        """
+        for gradient, before in zip(self.written(), self._before):
+            before *= factor
+            before.copyto(gradient)
+        self._run(scale)
+
+
 @contextmanager
 def replays(
-    losses: List[NDArray], weights: Iterable[NDArray], retain_graph: bool, train_mode: bool
-) -> Iterator[Fits]:
-    """Keep the graph of the backward pass that runs inside, and yield what replays it.
-
-    A replay looks at the gradients of those weights on the losses' devices that the pass reached.
-    It restores all gradient buffers, as other trainers and users may need what the pass wrote
-    there. On a CPU it writes running statistics. MXNet's Dropout drops nothing in a replay, so the
-    pass itself has to be the first.
-
-    It is a backward pass into the present gradient buffers. `autograd.grad` would compute in arrays
-    of its own, and there oneDNN's gradient of a deconvolution crashes (`lowering/deconvolution`).
-    """
+    losses: Iterable[NDArray],
+    weights: Iterable[NDArray],
+    run: Callable[[float], None],
+    retain_graph: bool,
+) -> Iterator[Replay]:
+    """Keep the graph of the backward pass that runs inside, and yield what replays it."""
     losses = [one.as_nd_ndarray() for one in losses]
     contexts = {one.context for one in losses}
     weights = [weight for weight in weights if weight.context in contexts]
     marked = clear_fresh(weights)
-
-    @functools.lru_cache(maxsize=None)
-    def buffers() -> List[NDArray]:
-        return [variable.grad for variable in variables_of(losses, weights)]
-
-    def fits(scale: float, condition: Callable[[List[NDArray]], bool] = all_finite) -> bool:
-        reached = [weight for weight in weights if weight._fresh_grad]
-        if not reached:
-            return True
-        with restored(buffers()):
-            set_to_zero(buffers())  # for grad_req="add"
-            heads = head_gradients(losses, scale)
-            autograd.backward(losses, heads, retain_graph=True, train_mode=train_mode)
-            return condition([weight.grad for weight in reached])
-
     try:
-        yield fits
+        yield Replay(losses, weights, run)
     finally:
         mark_fresh(marked)
     if not retain_graph:

@@ -49,6 +49,16 @@ def check_dense(parameters: Iterable[gluon.Parameter], caller: str) -> None:
         )
 
 
+def check_overwritten(parameters: Iterable[gluon.Parameter]) -> None:
+    """Raise `ValueError` if a parameter adds up gradients by itself, beside `GradientSums`."""
+    for param in parameters:
+        if param.grad_req == "add":
+            raise ValueError(
+                f"{param.name} has grad_req='add', which would count its gradients twice: use "
+                "grad_req='write' with backward(accumulate=True)."
+            )
+
+
 def check_masters(trainer: gluon.Trainer) -> None:
     """Raise `ValueError` if a trainer has updated float16 parameters without masters."""
     if not trainer.optimizer.multi_precision and any(u.states for u in trainer._updaters):
@@ -66,7 +76,7 @@ def check_lbsgd(optimizer: mx.optimizer.Optimizer, has_scale: bool) -> None:
         raise ValueError(
             f"LBSGD with batch_scale={optimizer.batch_scale} sums the gradients of several steps "
             "outside its states, across loss scales and unsaved: leave batch_scale out, and "
-            "accumulate with grad_req='add'."
+            "accumulate with trainer.backward(loss, accumulate=True)."
         )
     if has_scale and optimizer.warmup_strategy == "lars":
         raise ValueError(

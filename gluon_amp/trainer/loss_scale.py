@@ -97,6 +97,11 @@ class LossScale:
         """
         self._check_fields(state)
 
+    @property
+    def pass_is_pending(self) -> bool:
+        """Whether no trainer has stepped on the last pass yet."""
+        return self.last_pass is not None and self._outcome is None
+
     def begin_pass(self, began) -> None:
         """Set the last pass to one that begins now; called by trainers."""
         self.last_pass, self._outcome = began, None

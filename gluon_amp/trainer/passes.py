@@ -26,8 +26,12 @@ class Pass:
     scale: float  # the loss scale in the gradients
     # Those of the loss scale when the first pass began. Another trainer's step may have changed
     # them by now.
+    began: float = 1.0
     searching: bool = False
     at_floor: bool = False
+    # Whether another trainer's passes, with the same loss scale, waited for their step then
+    beside_others: bool = False
+    retried: bool = False  # whether a pass overflowed and was repeated at a scale that fits
     # What these passes wrote to running statistics; a skip undoes it.
     written: Tuple[snapshots.Snapshots, ...] = ()
     losses: Tuple[NDArray, ...] = ()  # of the last pass
@@ -38,17 +42,28 @@ class Pass:
     @classmethod
     def at(cls, scale: LossScale) -> "Pass":
         """Return one that begins with the present scale."""
-        return cls(scale.checked_scale(), scale.searching, scale.at_floor)
+        present = scale.checked_scale()
+        return cls(present, present, scale.searching, scale.at_floor)
 
     def with_written(self, written: snapshots.Snapshots) -> "Pass":
         """Return it with one more write to running statistics."""
         return replace(self, written=snapshots.followed_by(self.written, written))
 
-    def with_backward(self, losses: Iterable[NDArray], fitting: Optional[float]) -> "Pass":
-        """Return it with one more backward pass, and where that fits, if it is known."""
+    def with_backward(
+        self,
+        losses: Iterable[NDArray],
+        fitting: Optional[float],
+        retried_at: Optional[float] = None,
+    ) -> "Pass":
+        """Return it with one more backward pass, where that fits, and where it was repeated."""
         known = [one for one in (self.fitting, fitting) if one is not None]
         losses = tuple(one.detach() for one in losses)
-        return replace(self, losses=losses, fitting=min(known, default=None))
+        passed = replace(self, losses=losses, fitting=min(known, default=None))
+        return passed if retried_at is None else replace(passed, scale=retried_at, retried=True)
+
+
+# What a step keeps of earlier passes, when its next one begins afresh
+KEPT = ("beside_others", "retried", "written")
 
 
 class Passes:
@@ -58,21 +73,34 @@ class Passes:
         self._scale = scale
         self.end()
 
-    def begin(self) -> Pass:
-        """Return the pass to which a backward pass belongs that begins now."""
+    def begin(self, afresh: bool = False) -> Pass:
+        """Return the pass to which a backward pass belongs that begins now.
+
+        If `afresh`, it has the present scale, whatever earlier passes of the step have.
+        """
         with _LOCK:
-            self._own = self._own or Pass.at(self._scale)
+            if self._own is None:
+                beside = self._scale.pass_is_pending
+                self._own = replace(Pass.at(self._scale), beside_others=beside)
+            elif afresh:
+                kept = {name: getattr(self._own, name) for name in KEPT}
+                self._own = replace(Pass.at(self._scale), **kept)
             self._scale.begin_pass(self._own)
             return self._own
 
     def extend(
-        self, written: snapshots.Snapshots, losses, fitting: Optional[float], ended: bool
+        self,
+        written: snapshots.Snapshots,
+        losses,
+        fitting: Optional[float] = None,
+        ended: bool = True,
+        retried_at: Optional[float] = None,
     ) -> None:
         """Add a backward pass that has ended, or whose end will not be known."""
         with _LOCK:  # so that they are added in the order in which they ended
             written = snapshots.ended(written) if ended else written
-            self._own = self._own.with_written(written).with_backward(losses, fitting)
-            self._scale.last_pass = self._own
+            passed = self._own.with_backward(losses, fitting, retried_at)
+            self._own = self._scale.last_pass = passed.with_written(written)
 
     def current(self) -> Optional[Pass]:
         """Return what a step would be made on, this trainer's passes or another's, if any."""
@@ -87,6 +115,16 @@ class Passes:
         with _LOCK:
             current = self.current()
             self._own = current and current.with_written(snapshots.ended(written))
+
+    @property
+    def begun(self) -> bool:
+        """Whether the trainer has run a backward pass since its last step."""
+        return self._own is not None
+
+    def rescale(self, scale: float) -> None:
+        """Set the loss scale in the gradients of the current passes, which were multiplied."""
+        with _LOCK:
+            self._own = self._scale.last_pass = replace(self.current(), scale=scale)
 
     def report(self, finite: bool, fitting: Optional[float] = None) -> None:
         """Update the scale, which counts each pass once."""

@@ -22,6 +22,14 @@ class StepReport:
         Names of the parameters whose gradients were not finite.
     skipped_total : int
         The number of skipped steps so far, with this one.
+    retried : bool
+        True when a backward pass of the step overflowed and was repeated at a lower scale, which
+        happens before the first finite step.
+    passes, dropped : int
+        How many passes of `backward(accumulate=True)` the update is made of, and how many were left
+        out; 1 and 0 without it.
+    loss : float or None
+        The mean of the losses of the step's backward passes, if the trainer has an `on_step`.
 
     Examples
     --------
@@ -37,10 +45,18 @@ class StepReport:
     grad_norm: Optional[float] = None
     overflow: Tuple[str, ...] = ()
     skipped_total: int = 0
+    retried: bool = False
+    passes: int = 1
+    dropped: int = 0
+    loss: Optional[float] = None
 
     def __repr__(self) -> str:
         scales = dict.fromkeys(map(scale_text, (self.loss_scale, self.next_loss_scale)))
-        parts = ["applied" if self.applied else "skipped", f"scale {' → '.join(scales)}"]
+        parts = ["applied" if self.applied else "skipped"]
+        parts += ["retried"] if self.retried else []
+        parts.append(f"scale {' → '.join(scales)}")
+        if self.dropped:
+            parts.append(f"{self.dropped} of {self.passes + self.dropped} passes dropped")
         if self.grad_norm is not None:
             parts.append(f"gradient norm {self.grad_norm:.4g}")
         if self.overflow:

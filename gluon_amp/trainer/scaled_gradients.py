@@ -1,19 +1,40 @@
 """Scaled gradients: backward passes with one scale, and their reduction."""
 
 import contextlib
-from typing import Callable, Iterator, List, Optional, Tuple
+import logging
+import math
+from typing import Callable, Iterator, List, Optional, Set, Tuple
 
+from gluon_amp.base.array_kinds import set_to_zero, zeros_like
 from gluon_amp.casting import snapshots, statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
-from gluon_amp.optimizer.arrays import all_finite, flatten, head_gradients, multiply, restored
+from gluon_amp.optimizer.arrays import (
+    all_finite,
+    finite,
+    flatten,
+    head_gradients,
+    multiply,
+    restored,
+)
 from gluon_amp.trainer import first_scale, guards, reduction
 from gluon_amp.trainer.contrib_amp_scaler import ContribAmpScaler
-from gluon_amp.trainer.loss_scale import FiniteCheck, LossScale, NoLossScale, resolve, whole_number
-from gluon_amp.trainer.passes import Gradients, Pass, Passes, mark_fresh
+from gluon_amp.trainer.loss_scale import (
+    MARGIN_BITS,
+    DynamicLossScale,
+    FiniteCheck,
+    LossScale,
+    NoLossScale,
+    resolve,
+    whole_number,
+)
+from gluon_amp.trainer.passes import Gradients, Pass, Passes, clear_fresh, mark_fresh
 from gluon_amp.trainer.report import Skips, StepReport
+from gluon_amp.trainer.sums import GradientSums
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
+
+logger = logging.getLogger("gluon_amp")
 
 
 class _ByDtype:
@@ -28,6 +49,7 @@ class ScaledGradients:
     """The part of a scaled `gluon.Trainer` that computes gradients and reduces them."""
 
     skips: Skips
+    keeps_losses = False  # those of the backward passes of a step
     # Called before each reduction and update, skipped ones included, when all backward passes ran
     step_listeners: List[Callable[[], None]]
     # Called with the report of each step, skipped ones included, when it is over
@@ -41,6 +63,8 @@ class ScaledGradients:
         self._scale_by_dtype = loss_scale is BY_DTYPE
         if self._scale_by_dtype:
             loss_scale = "dynamic" if dtypes.any_float16() else None
+        if self.keeps_losses and check_finite is None:
+            check_finite = True  # so that statistics are kept, which a veto restores
         self._loss_scale = resolve(loss_scale, check_finite)
         unscaled = isinstance(self._loss_scale, (NoLossScale, FiniteCheck))
         guards.check_lbsgd(self._optimizer, has_scale=not unscaled)
@@ -59,6 +83,9 @@ class ScaledGradients:
         statistics.watch(self.parameters)
         if self.scaling:
             statistics.start_keeping()
+        self._sums = GradientSums()
+        self._keys_of_sums: Set[int] = set()  # those that the kvstore has
+        self._has_summed = False
         self._passes = Passes(self._loss_scale)
         self._end_passes()
 
@@ -121,7 +148,7 @@ class ScaledGradients:
 
     # ------------------------------------------------------------------ backward passes
 
-    def backward(self, loss, retain_graph=False, train_mode=True):
+    def backward(self, loss, retain_graph=False, train_mode=True, accumulate=False):
         """Run the backward pass of one or several losses with scaled gradients.
 
         The scale enters as the head gradient, so the loss itself keeps its value and cannot
@@ -132,7 +159,9 @@ class ScaledGradients:
 
         The first pass is replayed with head gradients of zero, to find a loss that ignores them.
         While the scale is searching (see `DynamicLossScale`), an overflowing pass is replayed at
-        lower scales before this method returns, about seven times.
+        lower scales before this method returns, about seven times, and repeated at the scale that
+        is found. `step` then makes the update, and its report says `retried`. Dropout masks are the
+        same. Where a pass cannot be repeated (see `DynamicLossScale`), that step is skipped.
 
         Parameters
         ----------
@@ -140,6 +169,15 @@ class ScaledGradients:
             float32 or float64, of any shape, of `mx.nd` or `mx.np`.
         retain_graph, train_mode : bool
             As in `mxnet.autograd.backward`.
+        accumulate : bool
+            Divide the gradients by their scale, and add them to float32 sums that belong to the
+            trainer; `step` then updates with the sums of all passes since the last one. A pass
+            whose gradients are not finite is left out: what it wrote to running statistics is
+            undone, and the scale backs off for the next pass. The update divides by the passes that
+            are kept, as if the others had been like these, and is skipped if there are none. So
+            `batch_size` is that of all passes. Each pass is waited for, as the scale of the next
+            one depends on it. The sums take a float32 array for each parameter, until a pass
+            without `accumulate`.
 
         Raises
         ------
@@ -147,53 +185,162 @@ class ScaledGradients:
             For a loss in another dtype: cast the network's output to float32 before the loss.
         ValueError
             For a loss that ignores its head gradient, which no loss scale can reach, as those made
-            of `SoftmaxOutput` or `MakeLoss`.
+            of `SoftmaxOutput` or `MakeLoss`; for a parameter with ``grad_req='add'``, or stored as
+            row_sparse, if `accumulate`.
+        RuntimeError
+            For passes with and without `accumulate` in one step.
         """
         losses = list(flatten(loss))
         if not losses:
             raise ValueError("backward() got no loss: pass an NDArray or a list of NDArrays.")
-        if not self.scaling:
-            autograd.backward(losses, retain_graph=retain_graph, train_mode=train_mode)
-            return
-        guards.check_losses(losses)
-        # A SyncBatchNorm waits for all devices, so a pass on some of them may not be waited for.
-        on_all_devices = {one.context for one in losses}.issuperset(self.contexts)
-        if (self._loss_scale.searching or not self._heads_checked) and on_all_devices:
-            weights = (array for param in self._trained() for array in param.list_data())
-            kept = first_scale.replays(losses, weights, retain_graph, train_mode)
-            retain_graph = True
+        self._check_kind(accumulate)
+        earlier = clear_fresh(array for _, array in self._weights()) if accumulate else ()
+        if self.scaling:
+            self._backward_scaled(losses, retain_graph, train_mode, accumulate)
         else:
-            kept = contextlib.nullcontext()
-        with kept as fits, self.scaled_pass(losses, fits, check_heads=True) as scale:
+            autograd.backward(losses, retain_graph=retain_graph, train_mode=train_mode)
+            if accumulate:
+                self._add_to_sums(1.0)
+        mark_fresh(earlier)
+        if self.keeps_losses:
+            self._losses += [one.detach() for one in losses]
+
+    def _check_kind(self, accumulate: bool) -> None:
+        """Raise an error of the caller if a backward pass cannot be added to those of its step."""
+        if self._sums.in_use:
+            raise RuntimeError(
+                "A backward pass follows clip_global_norm, allreduce_grads or unscale, which use "
+                "the sums of backward(accumulate=True): call step first."
+            )
+        if self._sums.passes if not accumulate else self._passes.begun and not self._sums.passes:
+            raise RuntimeError(
+                "The backward passes of one step have to be all with accumulate=True or all "
+                "without: call step between them."
+            )
+        if accumulate:
+            guards.check_dense(self.parameters, "backward(accumulate=True)")
+            guards.check_overwritten(self._trained())
+            self._has_summed = True
+        else:
+            self._sums.free()
+            dynamic = isinstance(self._loss_scale, DynamicLossScale)
+            if self._has_summed and dynamic and reduction.crosses_workers(self):
+                raise RuntimeError(
+                    "With several workers, a training with backward(accumulate=True) has to use it "
+                    "in each step: the loss scales of its workers may differ."
+                )
+
+    def _backward_scaled(self, losses, retain_graph, train_mode, accumulate) -> None:
+        guards.check_losses(losses)
+
+        def run(scale: float, retain_graph: bool = True) -> None:
             heads = head_gradients(losses, scale)
             autograd.backward(losses, heads, retain_graph=retain_graph, train_mode=train_mode)
 
-    @contextlib.contextmanager
-    def scaled_pass(
-        self, losses=(), fits: Optional[first_scale.Fits] = None, check_heads: bool = False
-    ) -> Iterator[float]:
-        """Yield the scale for a backward pass, and record what the pass writes.
+        # A SyncBatchNorm waits for all devices, so a pass on some of them may not be waited for.
+        on_all_devices = {one.context for one in losses}.issuperset(self.contexts)
+        if (self._loss_scale.searching or not self._heads_checked) and on_all_devices:
+            options = {"check_heads": True, "accumulate": accumulate}
+            with self.kept_pass(losses, run, retain_graph, **options) as scale:
+                run(scale)
+        else:
+            with self.scaled_pass(losses, accumulate) as scale:
+                run(scale, retain_graph)
 
-        `fits` replays the pass: while the loss scale is searching, and to check its head gradients.
-        """
-        made = self._passes.begin()
+    @contextlib.contextmanager
+    def scaled_pass(self, losses=(), accumulate=False) -> Iterator[float]:
+        """Yield the scale for a backward pass, and record what the pass writes."""
+        made = self._passes.begin(afresh=accumulate)
         written = statistics.begin_backward(self.statistics)
         yield made.scale
-        fitting = None
-        if fits is not None:
+        self._end_pass(written, losses, accumulate and made.scale)
+
+    @contextlib.contextmanager
+    def kept_pass(
+        self,
+        losses,
+        run: Callable[[float], None],
+        retain_graph=False,
+        check_heads=False,
+        accumulate=False,
+    ) -> Iterator[float]:
+        """Do the same for a pass that `run` repeats at a lower scale, if it overflows.
+
+        `run` keeps the graph of the pass, which is freed here.
+        """
+        made = self._passes.begin(afresh=accumulate)
+        written = statistics.begin_backward(self.statistics)
+        fitting = retried_at = None
+        weights = [array for _, array in self._weights()]
+        with first_scale.replays(losses, weights, run, retain_graph) as replay:
+            yield made.scale
             # Wait for the pass first: on a CPU it writes statistics without MXNet's engine knowing.
+            fits = all_finite([*self.gradients(), *replay.written()])
             # Users may call backward() while recording.
-            finite = all_finite(self.gradients())
             with autograd.pause(), restored(array for one in written for array in one.arrays):
                 if check_heads and not self._heads_checked:
-                    first_scale.check_heads(fits)
+                    first_scale.check_heads(replay)
                     self._heads_checked = True
                 if made.searching:
                     # Only a lower scale than that of the earlier passes is of interest.
-                    high = made.scale if made.fitting is None else made.fitting
+                    high = min(one for one in (made.scale, made.fitting) if one is not None)
                     low = self._loss_scale.min_scale
-                    fitting = made.scale if finite else first_scale.search(low, high, fits)
-        self._passes.extend(written, losses, fitting, ended=True)
+                    fitting = made.scale if fits else replay.search(low, high)
+                if fitting and not fits and not made.beside_others:
+                    retried_at = self._repeat(replay, made, fitting)
+        scale = made.scale if retried_at is None else retried_at
+        self._end_pass(written, losses, accumulate and scale, fitting, retried_at)
+
+    def _end_pass(self, written, losses, summed_scale, fitting=None, retried_at=None) -> None:
+        """Record a pass; if it is to be summed, add its gradients with this scale, or undo it."""
+        dropped = summed_scale and not self._add_to_sums(summed_scale)
+        if dropped:
+            snapshots.undo((snapshots.ended(written),))
+            written = ()
+        self._passes.extend(written, losses, fitting, retried_at=retried_at)
+        if dropped:
+            self._passes.report(False, fitting)
+
+    def _add_to_sums(self, scale: float) -> bool:
+        """Add the gradients of a pass to the sums; return False, and drop it, if not all fit."""
+        reached = [array for _, array in self._weights() if array._fresh_grad]
+        grads = [array.grad for array in reached]
+        if not self.scaling or all_finite(grads):
+            self._sums.add(reached, scale)
+            return True
+        self._sums.drop(array for array, fits in zip(reached, finite(grads)) if not fits)
+        set_to_zero(grads)
+        logger.info("Backward pass left out: gradients overflowed at loss scale %g.", scale)
+        return False
+
+    def use_sums(self) -> None:
+        """Put the sums of `backward(accumulate=True)` in the place of the gradients for a step."""
+        if self._sums.passes and not self._sums.in_use:
+            self._sums.put(self._trained())
+            self.mark_gradients(divisor=self.current_pass().scale)
+
+    def _repeat(self, replay: first_scale.Replay, made: Pass, fitting: float) -> Optional[float]:
+        """Repeat an overflowed pass where it fits, with a margin; return its scale, if it can be.
+
+        The gradients of earlier passes of the step are brought to the new scale. With the margin, a
+        sum of finite gradients is finite.
+        """
+        if replay.loses_masks():
+            return None
+        self._loss_scale.lower_to(fitting)
+        lower = self._loss_scale.checked_scale()
+        if lower >= made.scale:
+            return None
+        factor = lower / made.scale if made.losses else 1.0  # what a user adds to has no scale
+        written = set(map(id, replay.written()))
+        multiply((grad for grad in self.gradients() if id(grad) not in written), factor)
+        replay.repeat(lower, factor)
+        logger.info(
+            "Backward pass repeated: gradients overflowed at loss scale %g and fit at %g.",
+            made.scale,
+            lower,
+        )
+        return lower
 
     def begin_unended_pass(self, losses) -> float:
         """Return the scale for a backward pass whose end will not be known.
@@ -202,13 +349,15 @@ class ScaledGradients:
         """
         made = self._passes.begin()
         written = statistics.begin_backward(self.statistics)
-        self._passes.extend(written, losses, fitting=None, ended=False)
+        self._passes.extend(written, losses, ended=False)
         return made.scale
 
     def _end_passes(self) -> None:
         """Forget passes and gradients after a step."""
         self._passes.end()
         self._gradients = Gradients()
+        self._sums.end()
+        self._losses: List[nd.NDArray] = []
         statistics.forget(undone=self.scaling)
 
     def current_pass(self) -> Pass:
@@ -276,6 +425,7 @@ class ScaledGradients:
         Gradients that are reduced already stay as they are.
         """
         guards.check_dense(self.parameters, "allreduce_grads()")
+        self.use_sums()
         if not self.current_gradients().reduced:
             self._reduce()
 
@@ -284,6 +434,7 @@ class ScaledGradients:
 
         The update multiplies by the divisor.
         """
+        self.use_sums()
         if self.current_gradients().reduced:
             return
         self.ready()
@@ -294,10 +445,59 @@ class ScaledGradients:
 
     def _reduce(self, divisor: float = 1.0) -> None:
         self.ready()
-        self._allreduce_grads()
+        current = self.current_pass()
+        if self._sums.in_use:
+            self._exchange_sums()
+        else:
+            if current.searching and reduction.crosses_workers(self):
+                self._agree_on_scale(current)
+            self._allreduce_grads()
         if reduction.exchanges(self):
             divisor *= self._gradients.divisor
             self.mark_gradients(reduced=True, divisor=divisor)
+
+    def _exchange_sums(self) -> None:
+        """Reduce sums as `_allreduce_grads` reduces gradients, whose dtype may be another."""
+        if self._kvstore is None or reduction.has_own(self):
+            self._allreduce_grads()
+            return
+        for index, param in enumerate(self.parameters):
+            if param.grad_req != "null":
+                key, sums = len(self.parameters) + index, param.list_grad()
+                if key not in self._keys_of_sums:
+                    self._kvstore.broadcast(key, zeros_like(sums[0]), list(map(zeros_like, sums)))
+                    self._keys_of_sums.add(key)
+                self._kvstore.pushpull(key, sums, priority=-index)
+
+    def _agree_on_scale(self, current: Pass) -> None:
+        """Bring the gradients of all workers to one scale: each may have repeated its own pass."""
+        with restored(self.gradients()):
+            scale = self._smallest_of_workers(current.scale, current.began)
+        if scale is not None and scale < current.scale:
+            multiply(self.gradients(), scale / current.scale)
+            self._passes.rescale(scale)
+        if scale is not None and scale < current.began:
+            self._loss_scale.lower_to(scale * 2.0**MARGIN_BITS)
+
+    def _smallest_of_workers(self, own: float, high: float) -> Optional[float]:
+        """Return the smallest of all workers' scales up to `high`, or None if one of them is 0.
+
+        Gradients are overwritten: workers can exchange nothing else.
+        """
+        exchanged = [p.list_grad() for p in self._trained() if p.list_grad()[0].stype == "default"]
+        if not reduction.crosses_workers(self) or not exchanged:
+            return own or None
+
+        def fits_everywhere(candidate: float) -> bool:
+            for grads in exchanged:
+                for grad in grads:
+                    grad[:] = 0 if candidate <= own else math.inf
+            self._allreduce_grads()
+            return all_finite(exchanged[0])
+
+        if fits_everywhere(high):
+            return high
+        return first_scale.largest_power(self._loss_scale.min_scale, high / 2, fits_everywhere)
 
     def _trained(self) -> List[gluon.Parameter]:
         return [p for p in self.parameters if p.grad_req != "null" and p._data is not None]

@@ -18,8 +18,8 @@ from gluon_amp.casting import snapshots
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.lowering import delayed_scaling
 from gluon_amp.optimizer import ExactFloat, masters
-from gluon_amp.optimizer.arrays import all_finite, finite, square_sums
-from gluon_amp.trainer import first_scale, guards, reduction
+from gluon_amp.optimizer.arrays import all_finite, finite, mean, square_sums
+from gluon_amp.trainer import guards, reduction
 from gluon_amp.trainer.loss_scale import GUESS
 from gluon_amp.trainer.passes import Pass, clear_fresh, mark_fresh
 from gluon_amp.trainer.report import StepReport
@@ -30,6 +30,9 @@ from mxnet import gluon, nd
 logger = logging.getLogger("gluon_amp")
 
 MAX_CONSECUTIVE_SKIPS = 20
+
+# See `Trainer`: whether the update is made.
+OnStep = Callable[[gluon.Trainer, StepReport], Optional[bool]]
 
 # What `masters` yields: (number of the device, number of the parameter), weight, master.
 Master = Tuple[Tuple[int, int], nd.NDArray, nd.NDArray]
@@ -44,6 +47,7 @@ class ScaledSteps(ScaledGradients):
         check_finite: Optional[bool],
         max_consecutive_skips: int,
         on_skip: Optional[Callable[[StepReport], None]],
+        on_step: Optional[OnStep],
     ) -> None:
         """Add the loss scale to a trainer that was not used yet; arguments as in `Trainer`."""
         kernels.prepare(self._contexts or ())
@@ -53,10 +57,11 @@ class ScaledSteps(ScaledGradients):
             self._optimizer.multi_precision = True  # MXNet's default would lose small updates
             low = [one for one in self.parameters if dtype_name(one.dtype) == "float16"]
             masters.check_optimizer(self._optimizer, {len(one.shape or ()) for one in low})
+        self._on_skip, self._on_step = on_skip, on_step
+        self.keeps_losses = on_step is not None
         self._start_gradients(dtypes, loss_scale, check_finite, max_consecutive_skips)
         # An Updater refuses weights of `mx.np` if the optimizer was built without `npx.set_np()`.
         self._optimizer.allow_np_array = True
-        self._on_skip = on_skip
         self._writes = masters.WriteDetector()
 
     # ------------------------------------------------------------------ clipping
@@ -165,6 +170,7 @@ class ScaledSteps(ScaledGradients):
         """Raise errors of the caller before anything is reduced, then call the listeners."""
         self.current_pass()  # raises if there is none
         self._dtypes.check(computing=self._scale_by_dtype)
+        self.use_sums()
         gradients = self.current_gradients()
         # gluon.Trainer raises this in the middle of the update, after it has cleared some marks.
         for param in () if ignore_stale_grad else self._trained():
@@ -178,15 +184,31 @@ class ScaledSteps(ScaledGradients):
             listener()
 
     def _finish_step(self, batch_size, ignore_stale_grad) -> StepReport:
+        if self._on_step is not None and self._gradients.norm is None:
+            self.clip_global_norm(math.inf, batch_size)
         stepped_on, gradients = self.current_pass(), self._gradients
         checked = self._used_grads() if self.scaling else []
         grads = [grad for _, arrays in checked for grad in arrays]
-        overflow = ()
-        if gradients.still_finite(grads) or all_finite(grads):
+        report = StepReport(
+            applied=gradients.still_finite(grads) or all_finite(grads),
+            loss_scale=stepped_on.scale,
+            next_loss_scale=self._loss_scale.scale,
+            grad_norm=gradients.norm,
+            skipped_total=self.skips.total,
+            retried=stepped_on.retried,
+            passes=self._sums.kept if self._sums.passes else 1,
+            dropped=self._sums.dropped,
+            loss=mean(self._losses) if self.keeps_losses else None,
+        )
+        cause = self._veto(report)
+        if report.applied and cause is None:
             self._apply(batch_size, stepped_on.scale / gradients.divisor, ignore_stale_grad)
             if grads:
                 self._passes.report(True)
                 self.skips = replace(self.skips, in_vain=0)
+        elif report.applied:
+            self._skip()
+            self.skips = self.skips.with_one_more(in_vain=False)
         else:
             flags = iter(finite(grads))
             finite_by_name = [(name, [next(flags) for _ in arrays]) for name, arrays in checked]
@@ -198,21 +220,27 @@ class ScaledSteps(ScaledGradients):
             fits_nowhere = stepped_on.searching and fitting is None
             in_vain = stepped_on.at_floor or fits_nowhere or not curable
             self.skips = self.skips.with_one_more(in_vain)
-        delayed_scaling.end_step(self.parameters, applied=not overflow)
-        report = StepReport(
-            applied=not overflow,
-            loss_scale=stepped_on.scale,
+            report = replace(report, overflow=overflow)
+        report = replace(
+            report,
+            applied=cause is None,
             next_loss_scale=self._loss_scale.scale,
-            grad_norm=gradients.norm,
-            overflow=overflow,
             skipped_total=self.skips.total,
         )
+        delayed_scaling.end_step(self.parameters, report.applied)
         self._end_step(report)
-        if overflow:
+        if not report.applied:
             at_floor = stepped_on.at_floor
             limit = self._loss_scale.limit if at_floor else "and a lower one would not help"
             self._report_skip(report, limit, cause)
         return report
+
+    def _veto(self, report: StepReport) -> Optional[str]:
+        """Return why a step with finite gradients is not made, if `on_step` says so."""
+        if not report.applied or self._on_step is None:
+            return None
+        answer = self._on_step(self, report)
+        return None if answer is None or answer else "on_step vetoed it"
 
     def _end_step(self, report: StepReport) -> None:
         self._end_passes()
@@ -226,10 +254,39 @@ class ScaledSteps(ScaledGradients):
         self._check_and_rescale_grad(ExactFloat(factor))
         mark_fresh(gradients.fresh.values())  # gluon.Trainer reads the marks
         self._adopt_masters()
-        updated = [entry for entry in self._masters_to_sync() if entry[1]._fresh_grad]
-        seen = self._writes.sync_written(updated)
-        self._update(ignore_stale_grad)
-        self._writes.record(seen, getattr(self._optimizer, "weight_writes", lambda weight: None))
+        to_sync = self.masters() if self._sums.in_use else self._masters_to_sync()
+        seen = self._writes.sync_written(one for one in to_sync if one[1]._fresh_grad)
+        if self._sums.in_use:
+            self._update_with_sums()
+            self._writes.record(seen, lambda weight: 1)
+        else:
+            self._update(ignore_stale_grad)
+            writes = getattr(self._optimizer, "weight_writes", lambda weight: None)
+            self._writes.record(seen, writes)
+
+    def _update_with_sums(self) -> None:
+        """Update masters as float32 weights, whose gradients are the sums, and round them."""
+        for device, updater in enumerate(self._updaters):
+            fresh, narrow = [], {}
+            for index, param in enumerate(self.parameters):
+                if param.grad_req == "null" or not param.list_data()[device]._fresh_grad:
+                    continue
+                weight, gradient = param.list_data()[device], param.list_grad()[device]
+                clear_fresh([weight])
+                if np.dtype(weight.dtype) == np.float16:
+                    state = updater.states[index]
+                    master, rest = masters.split(self._optimizer, weight, state)
+                    narrow[index] = weight, master, state
+                    updater.states[index] = masters.join(self._optimizer, master, None, rest)
+                    weight = master
+                fresh.append((index, gradient, weight))
+            try:
+                if fresh:
+                    updater(*zip(*fresh))
+            finally:
+                for index, (weight, master, state) in narrow.items():
+                    updater.states[index] = state
+                    masters.round_to_weight(master, weight)
 
     def _skip(self) -> None:
         snapshots.undo(self.current_pass().written)
@@ -246,28 +303,16 @@ class ScaledSteps(ScaledGradients):
         own = overflowed.fitting
         if own is None:
             own = overflowed.scale * GUESS if all_finite(overflowed.losses) else 0.0
-        exchanged = [p.list_grad() for p in self._trained() if p.list_grad()[0].stype == "default"]
-        if not reduction.crosses_workers(self) or not exchanged:
-            return own or None
-
-        def fits_everywhere(candidate: float) -> bool:
-            for grads in exchanged:
-                for grad in grads:
-                    grad[:] = 0 if candidate <= own else np.inf
-            self._allreduce_grads()
-            return all_finite(exchanged[0])
-
-        low = self._loss_scale.min_scale
-        return first_scale.largest_power(low, overflowed.scale, fits_everywhere)
+        return self._smallest_of_workers(own, overflowed.began)
 
     def _report_skip(self, report: StepReport, limit: str, cause: str) -> None:
         """Log a skip, call `on_skip`, and raise after too many skips in a row."""
         names = first_few(report.overflow, limit=5)
         logger.info(
-            "Step skipped: gradients of %s overflowed at loss scale %g; next scale %g, %d skipped "
-            "so far.",
-            names,
-            report.loss_scale,
+            "Step skipped: %s; next scale %g, %d skipped so far.",
+            f"gradients of {names} overflowed at loss scale {report.loss_scale:g}"
+            if report.overflow
+            else cause,
             report.next_loss_scale,
             report.skipped_total,
         )

@@ -9,7 +9,7 @@ from gluon_amp.trainer import guards
 from gluon_amp.trainer.loss_scale import NoLossScale
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_gradients import BY_DTYPE
-from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, ScaledSteps
+from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, OnStep, ScaledSteps
 
 import mxnet as mx
 from mxnet import gluon
@@ -53,6 +53,11 @@ class Trainer(ScaledSteps, gluon.Trainer):
         True checks gradients and skips steps without a loss scale too; use `backward` then. None
         checks with a scale only, as torch.amp does: the check costs a pass over the gradients, and
         float32 and bfloat16 do not overflow where a training is sound.
+    on_step : callable, optional
+        Called with the trainer and the `StepReport` of an update that is about to be made, which
+        has the norm of its gradients and its loss. If it returns False, the step is skipped and
+        undone, and the loss scale stays. Several workers have to decide alike: the norm is that of
+        all of them, the loss is not. It implies ``check_finite=True``.
 
     Raises
     ------
@@ -90,6 +95,7 @@ class Trainer(ScaledSteps, gluon.Trainer):
         max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
         on_skip: Optional[Callable[[StepReport], None]] = None,
         check_finite: Optional[bool] = None,
+        on_step: Optional[OnStep] = None,
     ):
         guards.check_kvstore(kvstore, update_on_kvstore)
         if not isinstance(optimizer, mx.optimizer.Optimizer):
@@ -106,7 +112,7 @@ class Trainer(ScaledSteps, gluon.Trainer):
             compression_params=compression_params,
             update_on_kvstore=None if guards.stored_sparse(params) else False,
         )
-        self.start_scaling(loss_scale, check_finite, max_consecutive_skips, on_skip)
+        self.start_scaling(loss_scale, check_finite, max_consecutive_skips, on_skip, on_step)
 
     def __repr__(self) -> str:
         count, skipped = len(self.parameters), self.skips.total

@@ -23,14 +23,14 @@ def test_a_closed_loop_skips_4_and_settles_at_4096():
     assert {r.next_loss_scale for r in reports[4:]} == {4096.0}
 
 
-def test_before_the_first_finite_step_one_skip_goes_to_where_the_gradients_fit():
+def test_before_the_first_finite_step_nothing_is_lost():
     p = parameter("p", [0.0])
     trainer = amp.Trainer([p], "sgd", {"learning_rate": 0.0}, loss_scale="dynamic")
     reports = [run(trainer, [(p, [15.9])]) for _ in range(9)]
-    assert [r.applied for r in reports] == [False] + [True] * 8
+    assert [(r.applied, r.retried) for r in reports] == [(True, True)] + [(True, False)] * 8
     # 3 bits below the largest scale that fits
-    assert [r.loss_scale for r in reports] == [65536.0] + [512.0] * 8
-    assert {r.skipped_total for r in reports} == {1}
+    assert {r.loss_scale for r in reports} == {512.0}
+    assert {r.skipped_total for r in reports} == {0}
     assert not run(trainer, [(p, [2.0**20])]).applied
     assert trainer.loss_scale.scale == 256.0
 
@@ -92,7 +92,7 @@ def test_two_workers_skip_together_when_one_overflows(tmp_path):
     first, second = run_two_workers(tmp_path, WORKER)
     assert first == second
     skip = [False, ["q"]]
-    assert first["reports"] == [[False, ["p"]], [True, []], skip, [True, []], skip]
-    # two steps of lr 0.5 and two workers' gradients of 0.25
-    assert first["values"] == [[0.5] * 3, [0.5] * 2]
+    assert first["reports"] == [[True, []], [True, []], skip, [True, []], skip]
+    # steps of lr 0.5: the first has p's gradients 256 and 2, the two others 0.25 of each worker
+    assert first["values"] == [[1 - 129 - 0.5] * 3, [1 - 0.75] * 2]
     assert first["scales"] == [16.0, 16.0, 8.0, 8.0, 4.0]

@@ -87,32 +87,34 @@ def test_update_needs_a_backward_pass():
 @pytest.mark.parametrize(
     "exponent, first, grad_req", [(0, 2.0**12, "write"), (8, 2.0**4, "add"), (20, 2.0**-8, "write")]
 )
-def test_one_overflow_finds_where_the_gradient_fits(exponent, first, grad_req):
+def test_an_overflow_is_repeated_where_the_gradient_fits(exponent, first, grad_req):
     module = linear_module([[0.0]], sgd={"learning_rate": 0.0}, bind={"grad_req": grad_req})
     # the gradient of (w x - y)² / 2 at w = 0 is -x y
     reports = [step(module, [[1.0]], [[2.0**exponent]]) for _ in range(2)]
-    assert [r.applied for r in reports] == [False, True]
-    assert [r.next_loss_scale for r in reports] == [first, first]
-    assert reports[1].skipped_total == 1
+    assert [(r.applied, r.retried) for r in reports] == [(True, True), (True, False)]
+    assert [(r.loss_scale, r.next_loss_scale) for r in reports] == [(first, first)] * 2
 
 
 def test_the_first_scale_is_that_of_all_devices():
     module = linear_module([[0.0]], 2, {"learning_rate": 0.0}, context=TWO)
     batch = [[1.0], [1.0]], [[1.0], [2.0**8]]
-    assert step(module, *batch).next_loss_scale == 2.0**4
+    assert step(module, *batch).loss_scale == 2.0**4
     assert step(module, *batch).applied
 
 
-def test_the_search_leaves_the_outputs_statistics_and_gradients_of_the_pass():
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_a_repeated_pass_leaves_what_a_pass_at_its_scale_leaves(grad_req, devices):
     data, label = images(16)
     symbol = mx.sym.Dropout(mx.sym.BatchNorm(mx.sym.var("data"), name="norm"), p=0.5)
     symbol = mx.sym.FullyConnected(symbol, num_hidden=4, name="fc")
     symbol = mx.sym.SoftmaxOutput(symbol, name="softmax", grad_scale=2.0**12)
     seen = []
-    for init_scale in (None, 2.0**16):
+    for init_scale in (None, 0.125):
         mx.random.seed(3)
-        module = Module(symbol, loss_scale=amp.DynamicLossScale(init_scale))
-        module.bind([("data", data.shape)], [("softmax_label", label.shape)], inputs_need_grad=True)
+        module = Module(symbol, context=TWO[:devices], loss_scale=amp.DynamicLossScale(init_scale))
+        shapes = [("data", data.shape)], [("softmax_label", label.shape)]
+        module.bind(*shapes, inputs_need_grad=True, grad_req=grad_req)
         module.init_params(mx.init.Xavier())
         module.init_optimizer()
         module.forward(batch_of(data, label), is_train=True)
@@ -120,8 +122,24 @@ def test_the_search_leaves_the_outputs_statistics_and_gradients_of_the_pass():
         gradients = {"weight": on_device(module).grad, "input": module.get_input_grads()[0]}
         arrays = {**gradients, "output": module.get_outputs()[0], **module.get_params()[1]}
         seen.append({name: array.asnumpy() for name, array in arrays.items()})
+        module.update()
+        assert module.last_report.loss_scale == 0.125
+        assert (module.last_report.applied, module.last_report.retried) == (True, not init_scale)
     same(*seen)
-    assert not np.isfinite(seen[0]["weight"]).all()
+
+
+def test_gradients_of_outputs_are_repeated_too():
+    weight = mx.sym.var("fc_weight")
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), weight, num_hidden=1, no_bias=True)
+    module = Module(symbol, label_names=None, context=TWO)
+    module.bind([("data", (2, 1))])
+    module.init_params(arg_params={"fc_weight": nd.zeros((1, 1))}, aux_params={})
+    module.init_optimizer(optimizer_params={"learning_rate": 2.0**-4, "rescale_grad": 1.0})
+    module.forward(DataBatch([nd.array([[1.0], [2.0]])]), is_train=True)
+    module.backward(nd.array([[2.0**6], [2.0**3]]))
+    module.update()
+    assert module.last_report.retried
+    assert module.get_params()[0]["fc_weight"].asscalar() == -(2.0**6 + 2.0**4) / 2.0**4
 
 
 # ---------------------------------------------------------------------- the optimizer

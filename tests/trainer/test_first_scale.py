@@ -1,4 +1,4 @@
-"""The search for the first loss scale: one skip, wherever the gradients fit, and no trace of it."""
+"""The search for the first loss scale: the pass is repeated where its gradients fit, exactly."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,7 +35,7 @@ def test_bisection_finds_the_largest_power_in_6_calls(largest):
     assert largest_power(8.0, 8.0, fits) == (8.0 if largest >= 3 else None)
 
 
-# ------------------------------------------------------------------------------ one skip
+# ------------------------------------------------------------------------------ one repetition
 
 
 @pytest.mark.parametrize(
@@ -48,19 +48,18 @@ def test_bisection_finds_the_largest_power_in_6_calls(largest):
     ],
 )
 @pytest.mark.parametrize("grad_req", ["write", "add"])
-def test_one_overflow_finds_where_a_gradient_of_this_power_of_two_fits(exponent, first, grad_req):
+def test_no_step_is_lost_to_a_gradient_of_this_power_of_two(exponent, first, grad_req):
     p = parameter("p", [0.0], grad_req=grad_req)
     trainer = Trainer([p], "sgd", {"learning_rate": 2.0**-exponent})
     reports = []
     for _ in range(4):
         reports.append(run(trainer, [(p, [2.0**exponent])]))
         p.zero_grad()
-    skips = int(first < 2.0**16)
-    assert [r.applied for r in reports] == [False] * skips + [True] * (4 - skips)
-    assert [r.loss_scale for r in reports] == [2.0**16] * skips + [first] * (4 - skips)
-    assert {r.skipped_total for r in reports} == {skips}
-    assert values(p)[0] == skips - 4
-    assert not trainer.loss_scale.searching
+    assert [r.applied for r in reports] == [True] * 4
+    assert [r.retried for r in reports] == [first < 2.0**16, False, False, False]
+    assert [(r.loss_scale, r.next_loss_scale) for r in reports] == [(first, first)] * 4
+    assert (values(p)[0], trainer.skips.total) == (-4, 0)
+    assert (trainer.loss_scale.searching, trainer.loss_scale.finite_steps) == (False, 4)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +69,7 @@ def test_one_overflow_finds_where_a_gradient_of_this_power_of_two_fits(exponent,
         # where nothing fits, one backoff, and the search goes on
         ("float16", [nan, nan, 2.0**8], [2.0**15, 2.0**14, 2.0**4]),
         # larger gradients of the next batches; 3 bits are the margin
-        ("float16", [2.0**8, 2.0**20, 2.0**23, 2.0**24], [2.0**4, 2.0**-8, 2.0**-8, 2.0**-9]),
+        ("float16", [2.0**8, 2.0**11, 2.0**12, 2.0**24], [2.0**4, 2.0**4, 2.0**3, 2.0**2]),
         # after the first finite step, one backoff
         ("float16", [0.5, 2.0**8], [2.0**16, 2.0**15]),
     ],
@@ -99,26 +98,49 @@ def test_where_no_scale_fits_the_trainer_does_not_wait_for_the_floor():
 # ------------------------------------------------------------------------------ several passes
 
 
-def test_several_passes_fit_at_the_smallest_of_their_scales():
-    p, q = parameter("p", [0.0], grad_req="add"), parameter("q", [0.0])
-    trainer = Trainer([p, q], "sgd")
-    for terms in ([(p, [4.0])], [(p, [2.0**8])], [(p, [0.25]), (q, [2.0**5])]):
+def test_gradients_of_several_passes_get_the_scale_of_the_last_repetition():
+    p, q, r = (
+        parameter("p", [0.0], grad_req="add"),
+        parameter("q", [0.0]),
+        parameter("r", [0.0], "float32"),
+    )
+    trainer = Trainer([p, q, r], "sgd", {"learning_rate": 1.0})
+    scales = []
+    for terms in (
+        [(p, [0.5]), (r, [0.5])],
+        [(p, [2.0]), (q, [2.0**5])],
+        [(p, [2.0**9]), (q, [0.125])],
+        [(p, [1.0])],
+    ):
         run(trainer, terms, step=False)
-    assert trainer.loss_scale.last_pass.fitting == 2.0**7
-    assert trainer.step(1).next_loss_scale == 2.0**4
+        scales.append(trainer.current_pass().scale)
+    assert scales == [2.0**16, 2.0**7, 2.0**3, 2.0**3]
+    report = trainer.step(1)
+    assert (report.applied, report.retried, report.loss_scale) == (True, True, 2.0**3)
+    # q's last gradient overwrote its first one
+    assert [values(one)[0] for one in (p, q, r)] == [-(0.5 + 2 + 2.0**9 + 1), -0.125, -0.5]
+
+
+def test_a_sum_that_overflows_is_repeated_though_its_passes_fit():
+    p = parameter("p", [0.0], grad_req="add")
+    trainer = Trainer([p], "sgd", {"learning_rate": 1.0})
+    for _ in range(2):
+        run(trainer, [(p, [0.75])], step=False)
+    report = trainer.step(1)
+    assert (report.applied, report.loss_scale, values(p)[0]) == (True, 2.0**13, -1.5)
 
 
 @pytest.mark.parametrize(
     "factors, plain_sums, scale",
     [
         ((2.0, 2.0**8), False, 2.0**4),
-        ((0.5, 0.5), True, 2.0**13),  # each fits at 65536, and their sum gets the margin
+        ((0.5, 0.5), True, 2.0**13),  # each fits at 65536, and their sum is skipped
     ],
 )
 def test_devices(factors, plain_sums, scale):
     p = parameter("p", [0.0], ctx=TWO)
     trainer = Trainer([p], "sgd")
-    for applied in (False, True):
+    for applied in (not plain_sums, True):
         trainer.backward(losses_on(p, factors, TWO))
         if plain_sums:
             trainer.allreduce_grads()
@@ -141,11 +163,22 @@ def test_one_pass_for_two_trainers_that_share_a_scale():
     first, second = (
         Trainer([one], "sgd", {"learning_rate": 1}, loss_scale=shared) for one in (p, q)
     )
-    # the gradient of q has to keep the scale of the pass, in spite of the replays for p
-    run(first, [(p, [2.0**8]), (q, [0.25])], step=False)
-    assert first.step(1).next_loss_scale == 2.0**4
-    assert second.step(1).applied
-    assert (values(q)[0], shared.scale) == (0.75, 2.0**4)
+    # the pass is repeated for both, where the gradient of q overflows too
+    run(first, [(p, [0.25]), (q, [2.0**8])], step=False)
+    reports = first.step(1), second.step(1)
+    assert [(r.applied, r.retried, r.loss_scale) for r in reports] == [(True, True, 2.0**4)] * 2
+    assert (values(p)[0], values(q)[0], shared.scale) == (-0.25, 1 - 2.0**8, 2.0**4)
+
+
+def test_a_pass_is_not_repeated_while_another_trainers_gradients_have_its_scale():
+    p, q = parameter("p", [0.0]), parameter("q", [0.0])
+    shared = DynamicLossScale()
+    first, second = (Trainer([one], "sgd", loss_scale=shared) for one in (p, q))
+    run(first, [(p, [0.25])], step=False)
+    run(second, [(q, [2.0**8])], step=False)
+    assert first.step(1).applied
+    report = second.step(1)
+    assert (report.applied, report.retried, report.next_loss_scale) == (False, False, 2.0**4)
 
 
 # ------------------------------------------------------------------------------ other trainers
@@ -165,12 +198,13 @@ class Reducing(gluon.Trainer):
 @pytest.mark.parametrize("stock", [gluon.Trainer, Reducing])
 def test_a_trainer_after_init_trainer(stock):
     p = parameter("p", [0.0])
-    trainer = stock([p], "sgd", {"multi_precision": True}, kvstore=None)
+    trainer = stock([p], "sgd", {"multi_precision": True, "learning_rate": 2.0**-6}, kvstore=None)
     amp.init_trainer(trainer)
-    assert run(trainer, [(p, [2.0**8])]).next_loss_scale == 2.0**4
-    assert run(trainer, [(p, [2.0**8])]).applied
-    # one for each step, and 5 in which the workers agree on a scale
-    assert getattr(trainer, "reductions", 7) == 7
+    assert run(trainer, [(p, [2.0**8])]).retried
+    report = run(trainer, [(p, [2.0**8])])
+    assert (report.applied, report.loss_scale, values(p)[0]) == (True, 2.0**4, -8.0)
+    # one for each step, and 7 in which the workers agree on a scale
+    assert getattr(trainer, "reductions", 9) == 9
 
 
 @pytest.mark.parametrize("factor, scales", [(2.0**8, [2.0**8, 1.0, 1.0]), (nan, [2.0**15])])
@@ -187,7 +221,7 @@ def test_scale_loss_frees_the_graph_so_the_scale_is_divided_by_256(factor, scale
     assert trainer.loss_scale.searching == (factor != factor)
 
 
-# ------------------------------------------------------------------------------ no trace
+# ------------------------------------------------------------------------------ exact
 
 
 class Run:
@@ -196,7 +230,8 @@ class Run:
     def __init__(self, init_scale, grad_req, hybridize):
         mx.random.seed(3)
         self.net = small_net()
-        self.net.add(nn.Dropout(0.5))
+        self.net.add(nn.Dropout(0.5), nn.Dense(3, in_units=4, prefix="last_"))
+        self.net[-1].initialize()
         amp.cast(self.net, "float16")
         if hybridize is not None:
             self.net.hybridize(**hybridize)
@@ -211,19 +246,19 @@ class Run:
         self.x = nd.random.normal(shape=(8, 3, 8, 8))
         self.x.attach_grad()
 
-    def backward(self, factor, recording):
+    def backward(self, factor, recording=False):
         mx.random.seed(0)
         with autograd.record():
-            loss = (self.net(self.x) * factor).square().sum()
+            self.loss = (self.net(self.x) * factor).square().sum()
             if recording:
-                self.trainer.backward(loss)
+                self.trainer.backward(self.loss)
         if not recording:
-            self.trainer.backward(loss)
+            self.trainer.backward(self.loss)
 
     def values(self):
         values = {name: p.data().asnumpy() for name, p in self.params.items()}
         values.update((f"master {k}", v.asnumpy()) for k, v in self.trainer.master_params().items())
-        return values
+        return {**values, "loss": self.loss.asnumpy()}
 
     def gradients(self):
         trained = {name: p for name, p in self.params.items() if p.grad_req != "null"}
@@ -238,19 +273,54 @@ MODES = pytest.mark.parametrize(
 
 @MODES
 @pytest.mark.parametrize("factor, recording", [(64, False), (64, True), (2.0**-8, False)])
-def test_gradients_and_statistics_after_the_search_are_those_of_the_pass(
+def test_a_repeated_pass_leaves_what_a_pass_at_its_scale_leaves(
     grad_req, hybridize, factor, recording
 ):
-    runs = Run(None, grad_req, hybridize), Run(2.0**16, grad_req, hybridize)
-    for one in runs:
-        one.backward(factor, recording)
-    assert runs[0].trainer.loss_scale.last_pass.fitting < 2.0**16 or factor < 1
+    """Gradients and masks, those of the input, too; statistics of one pass; then two steps."""
+    searched = Run(None, grad_req, hybridize)
+    searched.backward(factor, recording)
+    scale = searched.trainer.current_pass().scale
+    given = Run(scale, grad_req, hybridize)
+    given.backward(factor)
+    assert (scale < 2.0**16) == (factor == 64)
+    runs = searched, given
     same(*(one.gradients() for one in runs))
     same(*(one.values() for one in runs))
-    reports = [one.trainer.step(8) for one in runs]
-    assert reports[0].overflow == reports[1].overflow
-    assert reports[0].applied == (factor < 1)
-    same(*(one.values() for one in runs))
+    for _ in range(2):
+        reports = [one.trainer.step(8) for one in runs]
+        assert [report.applied for report in reports] == [True, True]
+        same(*(one.values() for one in runs))
+        for one in runs:
+            one.backward(factor)
+    same(*(one.gradients() for one in runs))
+
+
+class WithStockDropout(nn.HybridBlock):
+    """Its dropout drops nothing in a second backward pass: it is not in a cast graph."""
+
+    def __init__(self, net):
+        super().__init__()
+        self.net = net
+
+    def hybrid_forward(self, F, x):
+        return F.Dropout(self.net(x) * 2.0**8, p=0.5)
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_a_pass_whose_masks_would_be_lost_is_skipped(hybridize):
+    net = nn.Dense(64, in_units=3)
+    net.initialize(mx.init.One())
+    whole = WithStockDropout(amp.cast(net, "float16"))
+    if hybridize:
+        whole.hybridize()
+    trainer = Trainer(net.collect_params(), "sgd")
+    reports = []
+    for _ in range(2):
+        with autograd.record():
+            loss = whole(nd.ones((2, 3))).sum()
+        trainer.backward(loss)
+        reports.append(trainer.step(1))
+    assert [(r.applied, r.retried) for r in reports] == [(False, False), (True, False)]
 
 
 @pytest.mark.parametrize("factor, retain_graph", [(1.0, False), (2.0**8, False), (2.0**8, True)])
@@ -320,8 +390,9 @@ def test_an_array_that_no_trainer_owns_keeps_its_gradient_and_a_deleted_one_ends
     if deleted:
         x = None
     trainer.backward(loss)
-    assert deleted or x.grad.asscalar() == 5 + 2.0**16
-    assert trainer.step(1).next_loss_scale == scale  # or a backoff of unknown size
+    assert deleted or x.grad.asscalar() == 5 + scale
+    report = trainer.step(1)
+    assert (report.applied, report.next_loss_scale) == (not deleted, scale)
 
 
 # ------------------------------------------------------------------------------ losses as heads

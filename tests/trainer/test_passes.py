@@ -229,10 +229,10 @@ def test_the_passes_of_each_trainer_have_the_scale_that_they_began_with():
 def test_the_finite_step_of_one_trainer_does_not_end_the_search_for_the_other():
     shared = amp.DynamicLossScale()
     p, q, first, second = sharing(shared)
-    run(first, [(p, [0.25]), (q, [2.0**8])], step=False)
+    run(first, [(p, [0.25])], step=False)
+    run(second, [(q, [2.0**8])], step=False)  # so it is not repeated: see `Pass.beside_others`
     assert first.step(1).applied
-    report = second.step(1)  # whose gradients the replays of the first one did not look at
-    assert (report.applied, report.next_loss_scale) == (False, 2.0**8)
+    assert not second.step(1).applied
     assert shared.searching and second.skips.in_vain == 0
 
 

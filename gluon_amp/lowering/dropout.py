@@ -1,0 +1,47 @@
+"""Dropout whose backward pass can run again, with the same mask.
+
+While the loss scale is searching, a backward pass that overflowed runs again at a lower scale. The
+second pass of MXNet's Dropout drops nothing: its mask is intact, but a flag of the operator is lost
+(`dropout_passthrough_` in src/operator/nn/dropout-inl.h). So Dropout is applied to ones, which
+returns the mask, or ones where nothing is dropped. The product with the data has the values,
+gradients and random numbers of Dropout of the data, and no gradient reaches Dropout itself.
+"""
+
+from typing import FrozenSet
+
+from gluon_amp.graph import Writer
+from gluon_amp.lowering.typed_graph import TypedGraph
+
+OP = "Dropout"
+
+
+def make_repeatable(graph: TypedGraph, frozen: FrozenSet[str], scaled: bool) -> TypedGraph:
+    """Return a graph of the same values and gradients whose backward pass can run again.
+
+    It is `graph` itself if it has no Dropout, computes no gradients, or if these have no loss
+    scale. `frozen` are the variables that get no gradient.
+    """
+    nodes, out = graph.json["nodes"], Writer()
+    learns = not frozen.issuperset(node["name"] for node in nodes if node["op"] == "null")
+    if not scaled or not learns or all(node["op"] != OP for node in nodes):
+        return graph
+    for i, node in enumerate(nodes):
+        inputs, name = [out.remap(entry) for entry in node["inputs"]], node["name"]
+        if node["op"] == OP:
+            ones = out.emit("ones_like", f"{name}_ones", inputs[0])
+            mask = out.copy({**node, "name": f"{name}_mask"}, [ones])
+            mask = out.emit("BlockGrad", f"{name}_constant", mask)
+            out.replaced[i, 0] = out.emit("elemwise_mul", name, inputs[0], mask)
+            out.numbers.append(out.replaced[i, 0][0])
+        else:
+            out.numbers.append(out.copy(node, inputs)[0])
+    return graph.written(out)
+
+
+def has_unrepeatable(graph: dict) -> bool:
+    """Return whether a graph has Dropout whose gradient MXNet computes only once."""
+    nodes = graph["nodes"]
+    masks = {node["inputs"][0][0] for node in nodes if node["op"] == "BlockGrad"}
+    bodies = (body for node in nodes for body in node.get("subgraphs", ()))
+    dropped = (i for i, node in enumerate(nodes) if node["op"] == OP)
+    return not masks.issuperset(dropped) or any(map(has_unrepeatable, bodies))
