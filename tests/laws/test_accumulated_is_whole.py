@@ -100,6 +100,41 @@ def test_across_a_change_of_scale(name, parts, data):
     np.testing.assert_array_equal(*results)
 
 
+@law
+@given(names, st.integers(2, 5), st.data())
+def test_float32_sums_are_those_of_numpy_in_the_same_order(name, parts, data):
+    """Each pass is rounded to float16 once, whatever its scale; an overflowed one is left out."""
+    scales = data.draw(st.lists(st.integers(0, 6), min_size=parts, max_size=parts))
+    bad = data.draw(st.integers(1, parts))
+    factors = np.random.RandomState(parts).normal(size=(parts, 5)).astype("f4")
+    kept = [factor.astype("f2").astype("f4") for k, factor in enumerate(factors) if k != bad]
+    total = kept[0]
+    for factor in kept[1:]:
+        total = total + factor
+    results = []
+    for accumulate in (True, False):
+        p = parameter("p", np.linspace(-1, 1, 5), "float16" if accumulate else "float32")
+        scale = amp.DynamicLossScale(2.0**6, min_scale=1.0)
+        trainer = amp.Trainer([p], name, OPTIMIZERS[name], loss_scale=scale if accumulate else None)
+        for k, factor in enumerate(factors if accumulate else [total]):
+            if accumulate:
+                scale.scale = 2.0 ** scales[k]
+            with autograd.record():
+                loss = (nd.cast(p.data(), dtype="float32") * nd.array(factor)).sum()
+                loss = loss * (np.inf if accumulate and k == bad else 1.0)
+            trainer.backward(loss, accumulate=accumulate)
+        # the step counts a batch of 4 in each pass, so 4 · parts / kept of them in the sum
+        report = trainer.step(4 * (parts if accumulate else len(kept)))
+        assert (report.passes, report.dropped) == (
+            (len(kept), parts - len(kept)) if accumulate else (1, 0)
+        )
+        results.append(trainer.master_params()["p"].asnumpy())
+    if len(kept) == parts:
+        np.testing.assert_array_equal(*results)
+    else:
+        np.testing.assert_allclose(*results, rtol=2**-20, atol=2**-24)
+
+
 @pytest.mark.parametrize("policy", LOW_PRECISION)
 def test_parts_of_a_batch_in_a_module(policy):
     data = np.random.RandomState(0).normal(size=(4, 4)).astype("f4")

@@ -317,3 +317,62 @@ def test_a_skip_reads_once_more_for_all_names(reads):
     assert trainer.step(1).overflow == ("p07",)
     # the flag, the names, whether parameters are finite, whether losses are
     assert reads == [(1,), (12,), (12,), (1,)]
+
+
+# ------------------------------------------------------------------------------ a veto
+
+
+class Veto:
+    """Vetoes steps whose gradient's norm is above 3, and keeps the reports."""
+
+    def __init__(self):
+        self.reports = []
+
+    def __call__(self, trainer, report):
+        self.reports.append(report)
+        return report.grad_norm <= 3
+
+
+@pytest.mark.parametrize("scale", [8.0, amp.DynamicLossScale(8.0), None])
+def test_a_veto_undoes_the_step_and_leaves_the_scale(scale):
+    p = parameter("p", [0.0, 0.0])
+    veto, skipped = Veto(), []
+    trainer = Trainer(
+        [p], "adam", {"learning_rate": 0.5}, loss_scale=scale, on_step=veto, on_skip=skipped.append
+    )
+    before = trainer.loss_scale.state_dict()
+    report = run(trainer, [(p, [6.0, 8.0])], 2)
+    assert veto.reports[0].grad_norm == report.grad_norm == 5
+    assert (veto.reports[0].applied, report.applied, report.overflow) == (True, False, ())
+    assert (report.skipped_total, skipped) == (1, [report])
+    assert trainer.loss_scale.state_dict() == before
+    assert (trainer.optimizer.num_update, values(p).tolist()) == (0, [0, 0])
+    assert not p.grad().asnumpy().any()
+    assert run(trainer, [(p, [6.0, 8.0])], 4).applied
+    assert trainer.optimizer.num_update == 1
+    with pytest.raises(FloatingPointError):  # an overflow is not up to the callable
+        while True:
+            run(trainer, [(p, [inf, 0.0])])
+    assert len(veto.reports) == 2
+
+
+def test_on_step_sees_the_mean_loss_and_a_norm_that_was_measured():
+    p = parameter("p", [1.0, 3.0], "float32")
+    veto = Veto()
+    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, on_step=veto)
+    with autograd.record():
+        losses = [p.data() * 2, p.data().sum()]
+    trainer.backward(losses)
+    trainer.clip_global_norm(0.5)
+    trainer.step(1)
+    assert veto.reports[0].loss == (2 + 6 + 4) / 3
+    assert veto.reports[0].grad_norm == pytest.approx(3 * 2**0.5)
+    assert run(trainer, [(p, [1.0, 0.0])]).loss is not None
+    assert run(Trainer([p], "sgd", loss_scale=2), [(p, [1.0, 0.0])]).loss is None
+
+
+def test_a_callable_that_returns_nothing_vetoes_nothing():
+    p = parameter("p", [0.0])
+    trainer = gluon.Trainer([p], "sgd", {"multi_precision": True}, kvstore=None)
+    amp.init_trainer(trainer, on_step=lambda trainer, report: None)
+    assert run(trainer, [(p, [1.0])]).applied

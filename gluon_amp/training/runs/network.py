@@ -1,6 +1,6 @@
 """The network that a recipe describes, ready to train."""
 
-from typing import Iterable, List
+from typing import List
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.casting.cast import cast
@@ -17,7 +17,7 @@ from gluon_amp.training.runs.recipe import Recipe
 from gluon_amp.training.runs.schedule import Schedule
 
 import mxnet as mx
-from mxnet.gluon import Block, HybridBlock, Parameter
+from mxnet.gluon import Block, HybridBlock
 
 # Fine-tuning on the digits 5 to 9 begins with a network that has learned the digits 0 to 4.
 FEATURE_DIGITS = range(5)
@@ -51,8 +51,6 @@ def build_network(
         raise UsageError(f"--dtype {recipe.dtype} --model {model}: {error}") from None
     if recipe.mode == "hybrid":
         net.hybridize(static_alloc=True)
-    if recipe.accumulate > 1:
-        accumulate_gradients(net.collect_params().values())
     return net
 
 
@@ -76,13 +74,6 @@ def without_decay(net: Block) -> None:
     for name, param in net.collect_params().items():
         if name.endswith(("bias", "gamma", "beta")):
             param.wd_mult = 0.0
-
-
-def accumulate_gradients(params: Iterable[Parameter]) -> None:
-    """Make each backward pass add its gradients to those before it."""
-    for param in params:
-        if param.grad_req == "write":
-            param.grad_req = "add"
 
 
 def digits_network(model: str, seed: int, image_size: int) -> HybridBlock:

@@ -87,4 +87,5 @@ def build_engine(
     # Otherwise the first step would do it, and give all workers and devices the statistics that one
     # of them has then: the one with MXNet's lowest rank, which is another one in every run.
     trainer.ready()
-    return GluonEngine(net, trainer, objective, devices, workers.count, recipe.clip_grad)
+    options = {"clip": recipe.clip_grad, "accumulates": recipe.accumulate > 1}
+    return GluonEngine(net, trainer, objective, devices, workers.count, **options)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Iterator, List, Optional, Sequence, Tuple
 
+from gluon_amp.optimizer.arrays import all_finite
 from gluon_amp.trainer import StepReport
 from gluon_amp.training.runs.engines.base import Batch, Engine, split
 from gluon_amp.training.runs.history import Counts
@@ -15,12 +16,13 @@ from mxnet.ndarray import NDArray
 
 @dataclass
 class GluonEngine(Engine):
-    """A network and its trainer; for several batches in a step, its ``grad_req`` is 'add'."""
+    """A network and its trainer, which sums the gradients of several batches in float32."""
 
     objective: Objective
     devices: Sequence[mx.Context]
     workers: int = 1  # engines that train together
     clip: Optional[float] = None  # largest norm of the gradient of the mean loss
+    accumulates: bool = False  # whether a step has several batches
 
     def step(self, batches: List[Batch], epoch: int, number: int, counts: Counts) -> StepReport:
         passes = [
@@ -31,14 +33,11 @@ class GluonEngine(Engine):
         if self.clip is not None:
             self.trainer.clip_global_norm(self.clip, size)
         report = self.trainer.step(size)
-        for param in self.trained:
-            if param.grad_req == "add":
-                param.zero_grad()
         for labels, outputs, losses in passes:
             for part in zip(labels, outputs):
                 counts.accuracy.update(*part)
-            if report.applied:
-                for loss in losses:
+            for loss in losses if report.applied else ():
+                if not report.dropped or all_finite([loss]):
                     counts.loss.update(loss)
         return report
 
@@ -49,7 +48,7 @@ class GluonEngine(Engine):
         with autograd.record():
             outputs = [self.net(part) for part, _ in pairs]
             losses = self.objective.losses(outputs, [target for _, target in pairs])
-        self.trainer.backward(losses)
+        self.trainer.backward(losses, accumulate=self.accumulates)
         return labels, outputs, losses
 
     def predict(self, batch: Batch) -> Iterator[Tuple[NDArray, NDArray]]:

@@ -10,10 +10,7 @@ from tests.training.runs.engines.small import batches, dense_net, engine_of
 
 def trained(size, accumulate=1, dtype="float32", **options):
     net = dense_net()
-    if accumulate > 1:
-        for param in net.collect_params().values():
-            param.grad_req = "add"
-    engine = engine_of(net, dtype, **options)
+    engine = engine_of(net, dtype, accumulates=accumulate > 1, **options)
     loop = Loop(engine, Schedule(0.5, 2, 24 // size, "constant"), accumulate=accumulate)
     results = [loop.train(batches(size), epoch) for epoch in range(2)]
     weights = [param.data().asnumpy() for param in net.collect_params().values()]

@@ -1,0 +1,264 @@
+"""Float32 sums of several passes: exact, without the passes that are not finite."""
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp import DynamicLossScale, Trainer
+from tests.trainer.helpers import TWO, norm_net, parameter, run, same, statistics, values
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn
+
+inf, nan = np.inf, np.nan
+
+
+def summed(trainer, *passes, batch_size=1, step=True):
+    """Run passes as `run` does, each a list of terms, and make a step."""
+    for terms in passes:
+        with autograd.record():
+            loss = sum(
+                (nd.cast(p.data(c), "float32") * nd.array(factor, ctx=c)).sum()
+                for p, factor in terms
+                for c in p.list_ctx()
+            )
+        trainer.backward(loss, accumulate=True)
+    return trainer.step(batch_size) if step else None
+
+
+def trainer_of(*params, scale=8.0, **options):
+    loss_scale = DynamicLossScale(scale) if isinstance(scale, float) else scale
+    return Trainer(list(params), "sgd", {"learning_rate": 1.0}, loss_scale=loss_scale, **options)
+
+
+# ------------------------------------------------------------------------------ sums
+
+
+@pytest.mark.parametrize("scale", [8.0, "dynamic", None])
+def test_a_sum_keeps_what_float16_would_lose(scale):
+    p, q = parameter("p", [0.0]), parameter("q", [0.0], "float32")
+    trainer = trainer_of(p, q, scale=scale)
+    report = summed(trainer, *[[(p, [term]), (q, [term])] for term in (1024.0, 0.25, 0.25)])
+    assert (report.applied, report.passes, report.dropped) == (True, 3, 0)
+    masters = trainer.master_params()
+    assert masters["p"].asscalar() == masters["q"].asscalar() == -1024.5
+    assert values(p)[0] == -1024  # the master's rounding
+
+
+def test_passes_of_a_step_may_have_different_scales():
+    p = parameter("p", [0.0])
+    trainer = trainer_of(p, scale=2.0**14)
+    run(trainer, [(p, [0.0])])
+    reports = summed(trainer, [(p, [1.0])], [(p, [6.0])], [(p, [3.0])])
+    # 6 overflows at 2**14; 1 and 3 are two thirds of the sum
+    assert (reports.passes, reports.dropped, reports.applied) == (2, 1, True)
+    assert (reports.loss_scale, reports.next_loss_scale) == (2.0**13, 2.0**13)
+    assert values(p)[0] == -(1 + 3) * 3 / 2
+
+
+def test_a_searched_pass_is_repeated_and_kept():
+    p = parameter("p", [0.0])
+    trainer = trainer_of(p, scale="dynamic")
+    report = summed(trainer, [(p, [0.5])], [(p, [2.0**8])], [(p, [2.0**13])])
+    assert (report.retried, report.passes, report.dropped) == (True, 3, 0)
+    assert report.loss_scale == 0.5
+    assert trainer.master_params()["p"].asscalar() == -(0.5 + 2.0**8 + 2.0**13)
+
+
+def test_the_scale_grows_after_steps_and_not_after_passes():
+    p = parameter("p", [0.0])
+    trainer = trainer_of(p, scale=DynamicLossScale(8.0, growth_interval=2))
+    scales = [summed(trainer, [(p, [1.0])], [(p, [1.0])]).next_loss_scale for _ in range(4)]
+    assert scales == [8.0, 16.0, 16.0, 32.0]
+
+
+def test_a_step_without_a_finite_pass_is_skipped():
+    p, q = parameter("p", [1.0]), parameter("q", [1.0], "float32")
+    trainer = trainer_of(p, q)
+    report = summed(trainer, [(p, [inf]), (q, [1.0])], [(p, [1.0]), (q, [nan])])
+    assert (report.applied, report.passes, report.dropped) == (False, 0, 2)
+    assert (report.overflow, report.next_loss_scale) == (("q",), 2.0)
+    assert (values(p)[0], values(q)[0], report.skipped_total) == (1, 1, 1)
+    assert summed(trainer, [(p, [0.5]), (q, [0.5])]).applied
+    assert (values(p)[0], values(q)[0]) == (0.5, 0.5)
+
+
+def test_nothing_but_nan_raises_in_the_end():
+    p = parameter("p", [1.0])
+    trainer = trainer_of(p, max_consecutive_skips=2)
+    summed(trainer, [(p, [nan])])
+    with pytest.raises(FloatingPointError, match="2 steps in a row overflowed"):
+        summed(trainer, [(p, [nan])])
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "nag", mx.optimizer.SGD(momentum=0.9)])
+def test_one_pass_is_a_step_without_sums(optimizer):
+    """In any optimizer, with decay, momentum and clipping, float16 weights and float32 ones."""
+    results = []
+    for accumulate in (False, True):
+        mx.random.seed(1)
+        net = amp.cast(norm_net(3), "float16")
+        net.initialize(mx.init.Normal(), force_reinit=True)
+        one = type(optimizer)(momentum=0.9) if not isinstance(optimizer, str) else optimizer
+        trainer = Trainer(net.collect_params(), one, loss_scale=64)
+        trainer.optimizer.wd = 0.01
+        for _ in range(3):
+            with autograd.record():
+                loss = net(nd.random.normal(shape=(4, 2))).square().sum()
+            trainer.backward(loss, accumulate=accumulate)
+            trainer.clip_global_norm(0.5)
+            trainer.step(4)
+        states = [updater.get_states() for updater in trainer.updaters]
+        results.append(({k: v.asnumpy() for k, v in trainer.master_params().items()}, states))
+    same(*(dict(enumerate(result.values())) for result, _ in results))
+    assert results[0][1] == results[1][1]
+
+
+def test_a_dropped_pass_leaves_statistics_as_they_were():
+    with_bad, without = (amp.cast(norm_net(prefix="n_"), "mixed_float16") for _ in range(2))
+    fine, bad = nd.array([[1, 2], [3, 4]]), nd.array([[inf, 2], [3, 4]])
+    for net, batches in ((with_bad, (fine, bad, 2 * fine)), (without, (fine, 2 * fine))):
+        trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, loss_scale=8)
+        for x in batches:
+            with autograd.record():
+                loss = net(x).sum()
+            trainer.backward(loss, accumulate=True)
+        assert trainer.step(len(batches)).passes == 2
+    same(statistics(without), statistics(with_bad))
+    assert (with_bad[0].weight.data() == without[0].weight.data()).asnumpy().all()
+
+
+def test_a_skipped_step_undoes_all_its_passes():
+    net = norm_net()
+    trainer = Trainer(
+        net.collect_params(),
+        "sgd",
+        loss_scale=8,
+        on_step=lambda trainer, report: report.passes != 2,
+    )
+    before = statistics(net)
+    for x in ([[1, 2], [3, 4]], [[5, 6], [7, 9]]):
+        with autograd.record():
+            loss = net(nd.array(x)).sum()
+        trainer.backward(loss, accumulate=True)
+    assert not trainer.step(1).applied
+    same(before, statistics(net))
+
+
+# ------------------------------------------------------------------------------ around a step
+
+
+def test_clip_allreduce_and_unscale_see_the_sums():
+    p = parameter("p", [0.0, 0.0])
+    trainer = trainer_of(p)
+    passes = [(p, [1.0, 1.0])], [(p, [2.0, 3.0])]
+    summed(trainer, *passes, step=False)
+    assert p.grad().asnumpy().tolist() == [16, 24]  # those of the last pass, with its scale
+    assert trainer.clip_global_norm(2.5) == 5.0
+    with pytest.raises(RuntimeError, match="call step first"):
+        summed(trainer, *passes, step=False)
+    assert trainer.step(1).grad_norm == 5.0
+    assert values(p).tolist() == [-1.5, -2.0]
+    assert p.grad().dtype == np.float16
+
+    summed(trainer, *passes, step=False)
+    amp.unscale(trainer)
+    assert p.grad().asnumpy().tolist() == [3, 4]
+    trainer.allreduce_grads()
+    trainer.update(1)
+    assert values(p).tolist() == [-4.5, -6.0]
+
+
+def test_devices():
+    p = parameter("p", [0.0], ctx=TWO)
+    trainer = trainer_of(p)
+    for factors in ((1024.0, 0.25), (inf, 1.0), (0.25, 0.25)):
+        with autograd.record():
+            losses = [nd.cast(p.data(c), "float32") * f for c, f in zip(TWO, factors)]
+        trainer.backward(losses, accumulate=True)
+    report = trainer.step(1)
+    assert (report.passes, report.dropped) == (2, 1)
+    assert [one.asscalar() for one in p.list_data()] == [-1537.0] * 2
+    assert [m.asscalar() for _, _, m in trainer.masters()] == [-1024.75 * 3 / 2] * 2
+
+
+class Reducing(gluon.Trainer):
+    """A trainer with a reduction of its own, as Horovod's: here the sum over two equal workers."""
+
+    def _allreduce_grads(self):
+        for param in self._params:
+            for grad in param.list_grad():
+                grad *= 2
+
+
+def test_a_reduction_of_its_own_gets_the_sums_and_then_each_step_has_them():
+    p = parameter("p", [0.0])
+    trainer = Reducing([p], "sgd", {"learning_rate": 1.0, "multi_precision": True}, kvstore=None)
+    amp.init_trainer(trainer, loss_scale=DynamicLossScale(8.0))
+    summed(trainer, [(p, [1.0])], [(p, [0.25])])
+    assert values(p)[0] == -2.5
+    with pytest.raises(RuntimeError, match="has to use it in each step"):
+        run(trainer, [(p, [1.0])])
+
+
+def test_parameters_that_only_some_passes_reach():
+    p, q, r = (parameter(name, [0.0]) for name in "pqr")
+    trainer = trainer_of(p, q, r)
+    summed(trainer, [(p, [1.0])], [(p, [0.5]), (q, [0.25])], step=False)
+    with pytest.raises(UserWarning, match="gradient of r"):
+        trainer.step(1)
+    assert trainer.step(1, ignore_stale_grad=True).applied
+    assert [values(one)[0] for one in (p, q, r)] == [-1.5, -0.25, 0]
+
+
+def test_row_sparse_gradients_are_summed():
+    net = nn.Embedding(4, 2, sparse_grad=True, weight_initializer="zeros")
+    net.initialize()
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, loss_scale=8)
+    for ids in ([0, 1], [1, 3]):
+        with autograd.record():
+            loss = net(nd.array(ids)).sum()
+        trainer.backward(loss, accumulate=True)
+    trainer.step(1)
+    assert net.weight.data().asnumpy()[:, 0].tolist() == [-1, -2, 0, -1]
+
+
+def test_memory_is_freed_by_a_pass_without_sums():
+    p = parameter("p", [0.0])
+    trainer = trainer_of(p)
+    sums = []
+    for _ in range(2):
+        summed(trainer, [(p, [1.0])], step=False)
+        trainer.use_sums()
+        sums.append(p.grad())
+        trainer.step(1)
+    assert sums[0] is sums[1]
+    run(trainer, [(p, [1.0])])
+    summed(trainer, [(p, [1.0])], step=False)
+    trainer.use_sums()
+    assert p.grad() is not sums[0]
+
+
+# ------------------------------------------------------------------------------ bad input
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_one_step_has_one_kind_of_passes(first):
+    p = parameter("p", [0.0])
+    trainer = trainer_of(p)
+    for accumulate in (first, not first):
+        with autograd.record():
+            loss = nd.cast(p.data(), "float32").sum()
+        if accumulate == first:
+            trainer.backward(loss, accumulate=accumulate)
+        else:
+            with pytest.raises(RuntimeError, match="all with accumulate=True or all without"):
+                trainer.backward(loss, accumulate=accumulate)
+    assert trainer.step(1).applied
+
+
+def test_gradients_that_add_up_by_themselves_are_refused():
+    p = parameter("p", [0.0], grad_req="add")
+    with pytest.raises(ValueError, match="p has grad_req='add', which would count .* twice"):
+        summed(trainer_of(p), [(p, [1.0])])
