@@ -130,8 +130,8 @@ def skipped(run):
 # This scale starts at 2^16. An overflow skips one step and halves the
 # scale. After `growth_interval` finite steps in a row the scale doubles.
 # The default is 2000 steps; here it is 20, so that the growth can be seen.
-# Without `init_scale`, the trainer skips one step at the start and moves the
-# scale at once to a value at which the first gradients fit.
+# Without `init_scale`, the trainer repeats the first pass at a scale at which
+# its gradients fit, and skips no step at the start.
 
 # %%
 dynamic = amp.DynamicLossScale(2.0**16, growth_interval=GROWTH_INTERVAL)

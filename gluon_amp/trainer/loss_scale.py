@@ -215,9 +215,10 @@ class DynamicLossScale(LossScale):
 
     Without an ``init_scale`` the first one is 65536, and is searched for as long as no step was
     finite. The trainer replays an overflowing backward pass at lower scales, by bisection, and
-    finds the largest one at which its gradients fit. The skipped step then lowers the scale to 3
-    bits below that, at once: these are for other batches, and for gradients that grow in the first
-    steps or are added up over devices. If a pass cannot be replayed (`amp.scale_loss`, control
+    finds the largest one at which its gradients fit. It lowers the scale to 3 bits below that, at
+    once: these are for other batches, and for gradients that grow in the first steps or are added
+    up. Then it repeats the pass at this scale, so that the step is not lost. If a pass cannot be
+    repeated, the step is skipped, and if it cannot be replayed either (`amp.scale_loss`, control
     flow, one pass for each device), the scale is divided by 256. If it fits nowhere, as with NaN in
     the data, it backs off.
 
