@@ -161,6 +161,21 @@ def _held(param) -> List[nd.NDArray]:
     return vars(param).setdefault("_amp_masters", [])
 
 
+def held_master(param) -> Optional[nd.NDArray]:
+    """Return the master that a parameter holds on its first device, if any.
+
+    It is in sync with the weight after an update; `master_of` syncs it first.
+    """
+    context = param._data[0].context
+    return next((one for one in _held(param) if one.context == context), None)
+
+
+def exchange(param, held: List[nd.NDArray]) -> List[nd.NDArray]:
+    """Make a parameter hold these masters; return those that it held."""
+    before, vars(param)["_amp_masters"] = _held(param), held
+    return before
+
+
 def release(param) -> None:
     """Forget the masters that a parameter holds, as its values are new."""
     vars(param).pop("_amp_masters", None)

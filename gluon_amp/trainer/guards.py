@@ -1,6 +1,7 @@
 """Checks of what users pass to a trainer; each error says what to do instead."""
 
 import math
+import weakref
 from numbers import Real
 from typing import Iterable, List, Optional
 
@@ -46,6 +47,20 @@ def check_dense(parameters: Iterable[gluon.Parameter], caller: str) -> None:
             "Parameters stored as row_sparse are updated on the kvstore, which does not work with "
             f"{caller}: store them dense with row_sparse gradients, as nn.Embedding(..., "
             "sparse_grad=True) does."
+        )
+
+
+# The parameters whose arrays are averages now: see `gluon_amp.trainer.ema`.
+AVERAGED: "weakref.WeakSet" = weakref.WeakSet()
+
+
+def check_own_weights(parameters: Iterable[gluon.Parameter]) -> None:
+    """Raise `RuntimeError` if the arrays of a parameter are averages now."""
+    if AVERAGED and any(param in AVERAGED for param in parameters):
+        raise RuntimeError(
+            "The net has its averaged weights inside `with ema.applied():`, which can be evaluated "
+            "and saved by the net, but not trained, saved by a trainer, or averaged again: do that "
+            "after the with block."
         )
 
 
