@@ -22,8 +22,9 @@ from gluon_amp.trainer.scaled_steps import ScaledSteps, check_scaled
 
 from mxnet import autograd, gluon, nd
 
-# The attributes of a parameter that `EMA.applied` replaces: without a trainer and gradients, nothing
-# finds the masters in an optimizer's states, and nothing can train. A cast writes the others.
+# The attributes of a parameter that `EMA.applied` replaces. Without a trainer and gradients nothing
+# trains, and nothing finds the masters in an optimizer's states. Casts and `reset_ctx` write the
+# others.
 _REPLACED = ("_data", "_grad", "_trainer", "_dtype", "_ctx_list", "_ctx_map")
 
 
@@ -218,13 +219,13 @@ def _first(param) -> nd.NDArray:
 
 def _mix(average: nd.NDArray, value: nd.NDArray, decay: float) -> None:
     """Set an average, in place, to ``decay * average + (1 - decay) * value``."""
-    rest, value = ExactFloat(1 - decay), value.as_nd_ndarray()
-    if np.float32(1) - np.float32(rest) == np.float32(decay):
-        # MXNet computes (1 - lr * wd) * weight - lr * grad in one pass: half the time of the others.
-        nd.sgd_update(average, value, lr=-rest, wd=-1.0, out=average)
+    value = value.as_nd_ndarray()
+    if np.float32(1) - np.float32(1 - decay) == np.float32(decay):
+        # MXNet computes (1 - lr * wd) * weight - lr * grad, in half the time of the others.
+        nd.sgd_update(average, value, lr=ExactFloat(decay - 1), wd=-1.0, out=average)
     else:  # some decays below 0.5
-        average *= ExactFloat(decay)
-        average += value * rest
+        average *= decay
+        average += value * (1 - decay)
 
 
 def _copies(param, average):
