@@ -88,7 +88,8 @@ class EMA:
             raise TypeError(f"EMA() expects a gluon.Block as its net, received {net!r}.")
         if not (isinstance(decay, Real) and 0 < decay < 1 and 0 < np.float32(decay) < 1):
             raise ValueError(
-                f"decay must be a number between 0 and 1, such as 0.9999, received {decay!r}."
+                "decay must be a number between 0 and 1 in float32, such as 0.9999, received "
+                f"{decay!r}."
             )
         self._net = net
         self._decay = float(decay)
