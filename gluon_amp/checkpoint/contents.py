@@ -91,7 +91,8 @@ def _average_of(name: str, key: str, parameters, arrays: archive.Arrays) -> np.n
     if name not in parameters or key not in arrays:
         raise ValueError(f"the average of {name} has no values or no parameter")
     average, value = arrays[key], parameters[name][0]
-    if (average.shape, average.dtype) != (value.shape, np.result_type(value, np.float32)):
+    dtype = np.float64 if value.dtype == np.float64 else np.float32
+    if (average.shape, average.dtype) != (value.shape, dtype):
         raise ValueError(f"the average of {name} has another shape or dtype than its parameter")
     return average
 
