@@ -77,8 +77,8 @@ class EMA:
     >>> trainer.backward(loss)
     >>> report = trainer.step(batch_size=1)  # the weight was 1 and is 0.5
     >>> with ema.applied():
-    ...     net(mx.nd.ones((1, 1))).asscalar()
-    0.875
+    ...     net(mx.nd.ones((1, 1))).asnumpy().tolist()
+    [[0.875]]
     """
 
     def __init__(self, net, trainer, decay: float = 0.9999):

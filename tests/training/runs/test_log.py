@@ -71,8 +71,8 @@ def test_an_average_has_a_column_and_lines_of_its_own(text, fashion, tmp_path):
     shown = on_a_terminal((train_lstm if text else train).main, *options)
     (head,) = [number for number, line in enumerate(shown) if line.startswith("epoch")]
     assert re.search(r"  speed      ema( +bits)?$", shown[head]) and len(shown[head]) <= 80
-    assert re.search(r"/s +\d+\.\d\d %( +\d\.\d{3})?$", shown[head + 1])
-    assert len(shown[head + 1]) == len(shown[head])
+    (row,) = [line for line in shown[head:] if line.startswith("    0 ")]
+    assert re.search(r"/s +\d+\.\d\d %( +\d\.\d{3})?$", row) and len(row) == len(shown[head])
     lines = [line for line in file.read_text().splitlines() if "of the average" in line]
     assert len(lines) == 1 + text and max(map(len, lines)) <= 80
     assert not text or re.fullmatch(r"\[Epoch 0\] .* bits per character=[\d.]+", lines[1])
