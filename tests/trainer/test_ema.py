@@ -141,6 +141,21 @@ def test_applied_computes_with_the_average_and_changes_nothing(policy, flags, ar
     assert (output(net) != own).any()
 
 
+def test_a_training_with_evaluations_equals_one_without():
+    def train(evaluates):
+        mx.random.seed(0)
+        net, trainer, ema = make()
+        for factor in (1, 1, 1e39, 1):
+            step(net, trainer, factor)
+            if evaluates:
+                with ema.applied():
+                    output(net)
+        values = masters(net, trainer).values()
+        return [value.tobytes() for value in (*values, *averages(ema).values())]
+
+    assert train(evaluates=True) == train(evaluates=False)
+
+
 @pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
 def test_stock_mxnet_loads_the_average_that_the_net_saved(policy, arrays, tmp_path):
     net, trainer, ema = make(policy)
