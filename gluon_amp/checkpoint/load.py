@@ -13,7 +13,7 @@ from gluon_amp.checkpoint.contents import Saved, parameters_of, policies_of, rea
 from gluon_amp.checkpoint.names import newest
 from gluon_amp.optimizer import masters
 from gluon_amp.policy import PRESETS, STRING_KEYS
-from gluon_amp.trainer import guards, states
+from gluon_amp.trainer import states
 from gluon_amp.trainer.ema import averages_of
 from gluon_amp.trainer.scaled_steps import check_scaled
 
@@ -71,7 +71,6 @@ def load_checkpoint(path, net, trainer) -> dict:
     """
     path = newest(os.path.abspath(os.fspath(path)))
     check_scaled(trainer, "load_checkpoint")
-    guards.check_own_weights(trainer.parameters)
     saved = read(path)
     params = parameters_of(net)
     trained = trained_names(params, trainer)

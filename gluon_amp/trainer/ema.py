@@ -1,8 +1,9 @@
 """Averaged weights: an exponential moving average of the masters, to evaluate with.
 
 The rule is that of timm's `ModelEmaV2` (timm/utils/model_ema.py), in float32:
-``average = decay * average + (1 - decay) * master``, with three roundings (a GPU may fuse two). Only
-applied steps advance it, and an evaluation gets copies, so that nothing casts the average itself.
+``average = decay * average + (1 - decay) * master``, with three roundings (a GPU may fuse two of
+them). Only applied steps advance it, and an evaluation gets copies, so that nothing casts the
+average itself.
 """
 
 import contextlib

@@ -247,6 +247,9 @@ def test_frozen_parameters_and_statistics_are_the_nets_own():
     with ema.applied():
         for param, value in zip(kept, before):
             np.testing.assert_array_equal(param.data().asnumpy(), value)
+            param.set_data(param.data() + 1)
+    for param, value in zip(kept, before):
+        np.testing.assert_array_equal(param.data().asnumpy(), value)
     net[3].bias.grad_req = "write"
     assert net[3].bias.name in ema.averages
 
