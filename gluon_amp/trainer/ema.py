@@ -32,21 +32,16 @@ _REPLACED = ("_data", "_grad", "_trainer", "_dtype", "_ctx_list", "_ctx_map")
 class EMA:
     """An exponential moving average of a net's trained parameters, in float32.
 
-        ema = amp.EMA(net, trainer, decay=0.999)
-        ...  # train as before
-        with ema.applied():
-            evaluate(net)
-
     After each applied step, ``average = decay * average + (1 - decay) * master``, where the master
     of a float32 weight is the weight itself. A skipped step changes nothing. The average begins
-    with the masters before the first step after this call, or when it is first used: parameters of
-    a deferred initialization have values by then.
+    with the masters as they are before the next step, or when it is first used, so that the net may
+    be initialized or loaded after this call.
 
-    The net's other parameters have no average: frozen ones, and running statistics, of which timm
-    copies the last values. The net uses its own, those of each device.
+    Frozen parameters and running statistics have no average: the net uses its own, those of each
+    device. (timm copies the statistics after each step, which has the same result.)
 
-    `save_checkpoint` saves the averages of a trainer, and `load_checkpoint` restores them. The
-    average takes one float32 array for each trained parameter, on its first device.
+    An average is one float32 array for each trained parameter, on its first device.
+    `save_checkpoint` saves those of its trainer, and `load_checkpoint` restores them.
 
     Parameters
     ----------
@@ -95,9 +90,6 @@ class EMA:
         self._averages: Dict[gluon.Parameter, nd.NDArray] = {}
         self._trainer = None
         self.trainer = trainer
-
-    def __repr__(self) -> str:
-        return f"EMA({type(self._net).__name__}, decay={self._decay:g})"
 
     @property
     def decay(self) -> float:

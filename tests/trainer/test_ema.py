@@ -229,6 +229,17 @@ def test_a_cast_inside_lasts_and_finds_the_masters():
     assert_equal({p.name: p.data().asnumpy() for p in trained(net)}, own)
 
 
+def test_another_device_inside_is_not_the_trainings(arrays):
+    net, trainer, ema = make()
+    step(net, trainer)
+    before = content(net, trainer)
+    with ema.applied():
+        net.collect_params().reset_ctx(TWO[1])
+        output(net, TWO[1])
+    assert content(net, trainer) == before
+    assert step(net, trainer).applied
+
+
 def trained(net):
     return [p for p in net.collect_params().values() if p.grad_req != "null"]
 
@@ -314,4 +325,4 @@ def test_bad_arguments_are_one_sentence(change, error, match):
     with pytest.raises(ValueError, match="not in this net"):
         ema.trainer = amp.Trainer(other.collect_params(), "sgd")
     step(net, trainer)
-    assert (repr(ema), ema.trainer) == ("EMA(HybridSequential, decay=0.9)", trainer)
+    assert (ema.decay, ema.trainer) == (DECAY, trainer)
