@@ -148,7 +148,7 @@ def master_of(param) -> Optional[nd.NDArray]:
         return None
     index = _index_of(param)
     in_states = (_master(updater, index, weight) for weight, updater in _devices(param))
-    for master in (*in_states, *_held(param)):
+    for master in (*in_states, *held_masters(param)):
         if master is not None:
             weight = param._data[0]
             sync_master(weight.as_in_context(master.context), master)
@@ -156,24 +156,12 @@ def master_of(param) -> Optional[nd.NDArray]:
     return None
 
 
-def _held(param) -> List[nd.NDArray]:
-    """Return the masters that a parameter holds, one on each device; copies of it have copies."""
-    return vars(param).setdefault("_amp_masters", [])
+def held_masters(param) -> List[nd.NDArray]:
+    """Return the list of masters that a parameter holds, one on each device; it can be changed.
 
-
-def held_master(param) -> Optional[nd.NDArray]:
-    """Return the master that a parameter holds on its first device, if any.
-
-    It is in sync with the weight after an update; `master_of` syncs it first.
+    Copies of the parameter have copies. After an update they are in sync with the weights.
     """
-    context = param._data[0].context
-    return next((one for one in _held(param) if one.context == context), None)
-
-
-def exchange(param, held: List[nd.NDArray]) -> List[nd.NDArray]:
-    """Make a parameter hold these masters; return those that it held."""
-    before, vars(param)["_amp_masters"] = _held(param), held
-    return before
+    return vars(param).setdefault("_amp_masters", [])
 
 
 def release(param) -> None:
@@ -186,7 +174,7 @@ def hold(param, weight: nd.NDArray, master: nd.NDArray) -> nd.NDArray:
 
     If there is none, the parameter holds this one from now on, with the bits of another device's.
     """
-    held = _held(param)
+    held = held_masters(param)
     own = next((one for one in held if one.context == weight.context), None)
     if own is None:
         if held:
@@ -228,7 +216,7 @@ def set_master(param, values: nd.NDArray) -> None:
             low = _is_low(updater.optimizer, weight)
             if low and (index not in updater.states or _master(updater, index, weight) is not None):
                 adopt(param, weight, updater, index)
-    for master in _held(param):
+    for master in held_masters(param):
         master[:] = values.as_nd_ndarray().astype("float32")
 
 

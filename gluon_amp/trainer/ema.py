@@ -186,8 +186,10 @@ class EMA:
             return
         with autograd.pause():
             for param, average in self._averages.items():
-                average = self._averages[param] = average.as_in_context(param.list_ctx()[0])
-                master = masters.held_master(param)
+                device = param.list_ctx()[0]
+                average = self._averages[param] = average.as_in_context(device)
+                held = (one for one in masters.held_masters(param) if one.context == device)
+                master = next(held, None)
                 _mix(average, _wide(param._data[0]) if master is None else master, self._decay)
 
 
@@ -223,7 +225,7 @@ def _mix(average: nd.NDArray, value: nd.NDArray, decay: float) -> None:
 def _copies(param, average):
     """Return new arrays for all devices, and masters: those of an average, or else copies."""
     if average is None:
-        held = [master.copy() for master in masters.exchange(param, [])]
+        held = [master.copy() for master in masters.held_masters(param)]
         return [array.copy() for array in param.list_data()], held
     wide = [average.copyto(context) for context in param.list_ctx()]
     arrays = [
@@ -236,12 +238,19 @@ def _exchange(param, arrays, held):
     """Give a parameter arrays and masters; return the attributes and masters that it had."""
     before: Dict[str, Any] = {name: vars(param)[name] for name in _REPLACED}
     vars(param).update(_data=arrays, _grad=None, _trainer=None)
-    return before, masters.exchange(param, held)
+    return before, _hold(param, held)
+
+
+def _hold(param, held):
+    """Make a parameter hold these masters; return those that it held."""
+    current = masters.held_masters(param)
+    before, current[:] = list(current), held
+    return before
 
 
 def _restore(param, before, held) -> None:
     dtype = dtype_name(param.dtype)
     vars(param).update(before)
-    masters.exchange(param, held)
+    _hold(param, held)
     if dtype != dtype_name(param.dtype):  # the net was cast meanwhile, and stays so
         cast_parameter(param, dtype)
