@@ -12,7 +12,7 @@
 
 - To cast: `cast`, `Policy`, `policy_of`, `describe`.
 - To train: `Trainer`, `StepReport`, `DynamicLossScale` and its relatives, `optimizer`,
-  `input_gradient` for gradient penalties.
+  `EMA` for averaged weights, `input_gradient` for gradient penalties.
 - To save: `save_checkpoint`, `load_checkpoint`.
 - To understand: `check`, `diagnose`, `gradient_report`, `watch`, `doctor`,
   `accumulation_dtype`, `float_table`, `bits`.
@@ -51,12 +51,14 @@ if TYPE_CHECKING:  # see `__getattr__`
     from gluon_amp.inspection.gradient_report import gradient_report
     from gluon_amp.inspection.watch import watch
     from gluon_amp.trainer.contrib_amp import init_trainer, scale_loss, unscale
+    from gluon_amp.trainer.ema import EMA
 
 kernels.load_if_built()
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "EMA",
     "BatchProcessor",
     "CheckpointHandler",
     "Diagnosis",
@@ -94,6 +96,7 @@ _WHEN_USED = {
     "BatchProcessor": "checkpoint.estimator",
     "CheckpointHandler": "checkpoint.estimator",
     "Diagnosis": "inspection.diagnose",
+    "EMA": "trainer.ema",
     "GradientUpdateHandler": "checkpoint.estimator",
     "accumulation_dtype": "inspection.accumulation_dtype",
     "check": "inspection.check",

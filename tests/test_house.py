@@ -21,8 +21,8 @@ OURS = ("gluon_amp", "experiments", "scripts")
 
 PUBLIC = {
     amp: """
-        BatchProcessor CheckpointHandler Diagnosis DynamicLossScale GradientUpdateHandler LossScale
-        NoLossScale Policy StaticLossScale StepReport Trainer
+        BatchProcessor CheckpointHandler Diagnosis DynamicLossScale EMA GradientUpdateHandler
+        LossScale NoLossScale Policy StaticLossScale StepReport Trainer
         accumulation_dtype bits cast check describe diagnose doctor float_table gradient_report
         init_trainer input_gradient load_checkpoint optimizer policy_of save_checkpoint scale_loss
         symbolic unscale watch

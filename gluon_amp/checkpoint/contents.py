@@ -7,7 +7,7 @@ import numpy as np
 from gluon_amp.base.messages import first_few
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.files import archive
-from gluon_amp.files.schema import ANYTHING, COUNT, NAME, TEXT, Either, Mapping, check
+from gluon_amp.files.schema import ANYTHING, COUNT, NAME, TEXT, Either, Mapping, Optional, check
 from gluon_amp.policy import STRING_KEYS
 from gluon_amp.trainer import states
 
@@ -29,6 +29,8 @@ SCHEMA = {
     "trained": [NAME],
     "trainer": ANYTHING,
     "extra": ANYTHING,
+    # Of a trainer with an `EMA`, or several: the key of each average by the parameter's name
+    "averages": Optional([Mapping(NAME, NAME)]),
 }
 # As from `states.collect`, with a parameter's name in place of its position.
 TRAINER_SCHEMA = {
@@ -47,6 +49,7 @@ class Saved(NamedTuple):
     trained: List[str]  # the names of the trainer's parameters
     trainer: dict  # as from `states.collect`, without masters and shapes
     extra: dict
+    averages: List[Dict[str, np.ndarray]]  # of each `EMA`, in float32, or float64 if the values are
 
 
 def read(path: str) -> Saved:
@@ -64,11 +67,15 @@ def read(path: str) -> Saved:
         trained = header["trained"]
         if len({*trained}) < len(trained) or not parameters.keys() >= {*trained}:
             raise ValueError("the trained parameters are not among the parameters")
+        averages = [
+            {name: _average_of(name, key, parameters, arrays) for name, key in fields.items()}
+            for fields in header.get("averages", [])
+        ]
         if not {*trained} >= {*trainer["states"], *trainer["counts"]}:
             raise ValueError("the optimizer has states of parameters that are not trained")
     except ValueError as error:
         raise archive.malformed(path, error) from None
-    return Saved(header["policies"], parameters, trained, trainer, extra)
+    return Saved(header["policies"], parameters, trained, trainer, extra, averages)
 
 
 def _arrays_of(name: str, keys: List[str], arrays: archive.Arrays) -> List[np.ndarray]:
@@ -78,6 +85,16 @@ def _arrays_of(name: str, keys: List[str], arrays: archive.Arrays) -> List[np.nd
     if values[0].size == 0:
         raise ValueError(f"{name} is empty")
     return values
+
+
+def _average_of(name: str, key: str, parameters, arrays: archive.Arrays) -> np.ndarray:
+    if name not in parameters or key not in arrays:
+        raise ValueError(f"the average of {name} has no values or no parameter")
+    average, value = arrays[key], parameters[name][0]
+    dtype = np.float64 if value.dtype == np.float64 else np.float32
+    if (average.shape, average.dtype) != (value.shape, dtype):
+        raise ValueError(f"the average of {name} has another shape or dtype than its parameter")
+    return average
 
 
 def parameters_of(net) -> dict:

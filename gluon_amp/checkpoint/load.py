@@ -14,6 +14,7 @@ from gluon_amp.checkpoint.names import newest
 from gluon_amp.optimizer import masters
 from gluon_amp.policy import PRESETS, STRING_KEYS
 from gluon_amp.trainer import states
+from gluon_amp.trainer.ema import averages_of
 from gluon_amp.trainer.scaled_steps import check_scaled
 
 from mxnet import autograd, nd
@@ -96,6 +97,7 @@ def load_checkpoint(path, net, trainer) -> dict:
         for name, param in params.items():
             # After the trainer, whose kvstore starts by copying the first device's values to all.
             _set_each_device(param, values[name])
+    _restore_averages(path, saved, params, trainer)
     return saved.extra
 
 
@@ -119,6 +121,26 @@ def _state_for(trained: List[str], params, saved: Saved) -> dict:
         "counts": {position[name]: count for name, count in saved.trainer["counts"].items()},
         "shapes": [saved.parameters[name][0].shape for name in trained],
     }
+
+
+def _restore_averages(path, saved: Saved, params, trainer) -> None:
+    """Restore the averages of the trainer's `EMA`s; those that were not saved begin anew."""
+    averages = averages_of(trainer)
+    for number, ema in enumerate(averages):
+        values = saved.averages[number] if number < len(saved.averages) else {}
+        ema.load({params[name].name: value for name, value in values.items()})
+    if len(averages) > len(saved.averages):
+        logger.warning(
+            "%s has no average for an amp.EMA of this trainer, which begins with the loaded "
+            "weights.",
+            os.path.basename(path),
+        )
+    if len(averages) < len(saved.averages):
+        logger.warning(
+            "%s has averaged weights, which were left out: build amp.EMA(net, trainer) before "
+            "loading it to get them.",
+            os.path.basename(path),
+        )
 
 
 def _set(param, values: List[np.ndarray]) -> None:

@@ -11,6 +11,7 @@ from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.checkpoint.contents import FILE, parameters_of, policies_of, trained_names
 from gluon_amp.checkpoint.names import STEP, numbered
 from gluon_amp.files import archive, atomic
+from gluon_amp.trainer.ema import averages_of
 from gluon_amp.trainer.loss_scale import whole_number
 from gluon_amp.trainer.scaled_steps import check_scaled
 
@@ -129,6 +130,15 @@ def _collect(net, trainer, extra) -> Tuple[dict, Dict[str, np.ndarray]]:
         "trainer": archive.pack(state, arrays, "trainer"),
         "extra": archive.pack(extra, arrays, "extra"),
     }
+    for number, ema in enumerate(averages_of(trainer)):
+        averages = ema.averages
+        keys = {
+            name: f"averages/{number}/{name}"
+            for name, param in params.items()
+            if param.name in averages
+        }
+        arrays.update((key, host_copy(averages[params[name].name])) for name, key in keys.items())
+        header.setdefault("averages", []).append(keys)
     return header, arrays
 
 

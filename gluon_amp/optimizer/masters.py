@@ -153,7 +153,7 @@ def master_of(param) -> Optional[nd.NDArray]:
         return None
     index = _index_of(param)
     in_states = (_master(updater, index, weight) for weight, updater in _devices(param))
-    for master in (*in_states, *_held(param)):
+    for master in (*in_states, *held_masters(param)):
         if master is not None:
             weight = param._data[0]
             sync_master(weight.as_in_context(master.context), master)
@@ -161,8 +161,11 @@ def master_of(param) -> Optional[nd.NDArray]:
     return None
 
 
-def _held(param) -> List[nd.NDArray]:
-    """Return the masters that a parameter holds, one on each device; copies of it have copies."""
+def held_masters(param) -> List[nd.NDArray]:
+    """Return the list of masters that a parameter holds, one on each device; it can be changed.
+
+    Copies of the parameter have copies. After an update they are in sync with the weights.
+    """
     return vars(param).setdefault("_amp_masters", [])
 
 
@@ -176,7 +179,7 @@ def hold(param, weight: nd.NDArray, master: nd.NDArray) -> nd.NDArray:
 
     If there is none, the parameter holds this one from now on, with the bits of another device's.
     """
-    held = _held(param)
+    held = held_masters(param)
     own = next((one for one in held if one.context == weight.context), None)
     if own is None:
         if held:
@@ -218,7 +221,7 @@ def set_master(param, values: nd.NDArray) -> None:
             low = _is_low(updater.optimizer, weight)
             if low and (index not in updater.states or _master(updater, index, weight) is not None):
                 adopt(param, weight, updater, index)
-    for master in _held(param):
+    for master in held_masters(param):
         master[:] = values.as_nd_ndarray().astype("float32")
 
 

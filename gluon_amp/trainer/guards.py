@@ -1,6 +1,7 @@
 """Checks of what users pass to a trainer; each error says what to do instead."""
 
 import math
+import weakref
 from numbers import Real
 from typing import Iterable, List, Optional
 
@@ -57,6 +58,20 @@ def check_overwritten(parameters: Iterable[gluon.Parameter]) -> None:
                 f"{param.name} has grad_req='add', which would count its gradients twice: use "
                 "grad_req='write' with backward(accumulate=True)."
             )
+
+
+# The parameters whose arrays are averages now: see `gluon_amp.trainer.ema`.
+AVERAGED: "weakref.WeakSet" = weakref.WeakSet()
+
+
+def check_own_weights(parameters: Iterable[gluon.Parameter]) -> None:
+    """Raise `RuntimeError` if the arrays of a parameter are averages now."""
+    if AVERAGED and any(param in AVERAGED for param in parameters):
+        raise RuntimeError(
+            "The net has its averaged weights inside `with ema.applied():`, which can be evaluated "
+            "and saved by the net, but not trained, saved by a trainer, or averaged again: do that "
+            "after the with block."
+        )
 
 
 def check_masters(trainer: gluon.Trainer) -> None:

@@ -190,6 +190,7 @@ class ScaledGradients:
         RuntimeError
             For passes with and without `accumulate` in one step.
         """
+        guards.check_own_weights(self.parameters)
         losses = list(flatten(loss))
         if not losses:
             raise ValueError("backward() got no loss: pass an NDArray or a list of NDArrays.")
@@ -347,6 +348,7 @@ class ScaledGradients:
 
         A skip then restores all that was written to running statistics since.
         """
+        guards.check_own_weights(self.parameters)
         made = self._passes.begin()
         written = statistics.begin_backward(self.statistics)
         self._passes.extend(written, losses, ended=False)
@@ -365,6 +367,7 @@ class ScaledGradients:
 
         Raise `RuntimeError` if there are none.
         """
+        guards.check_own_weights(self.parameters)
         if not self.scaling:
             return Pass(scale=1.0)
         current = self._passes.current()
@@ -529,6 +532,7 @@ class ScaledGradients:
 
         `step` calls it. Without new parameters, later calls do nothing.
         """
+        guards.check_own_weights(self.parameters)
         if not self.parameters:
             self._kv_initialized = True
         if self._kv_initialized and not self._params_to_init:

@@ -50,6 +50,7 @@ class ScaledSteps(ScaledGradients):
         on_step: Optional[OnStep],
     ) -> None:
         """Add the loss scale to a trainer that was not used yet; arguments as in `Trainer`."""
+        guards.check_own_weights(self.parameters)
         kernels.prepare(self._contexts or ())
         dtypes = DtypesAtBuild(self.parameters)
         if any(param == "float16" for param, _ in dtypes.names):
@@ -364,6 +365,7 @@ class ScaledSteps(ScaledGradients):
         Where a master rounds to the weight it keeps all its bits; elsewhere it is set to the
         weight. `step` calls it.
         """
+        guards.check_own_weights(self.parameters)
         for _, weight, master in self.masters():
             masters.sync_master(weight, master)
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gluon_amp.checkpoint import load_checkpoint
+import gluon_amp as amp
+from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
 from gluon_amp.checkpoint.contents import FILE
 from gluon_amp.files import archive
 from tests import forging
@@ -33,6 +34,32 @@ def test_forged_arrays_are_refused(saved, kind, edit):
         arrays[name] = edit(array)
     Path(path).write_bytes(archive.encode(FILE, header, arrays))
     refused("", path, net, trainer)
+
+
+AVERAGE = "averages/0/0.weight"
+
+
+@pytest.mark.parametrize(
+    "edit, match",
+    [
+        (lambda h, a: a.update({AVERAGE: a[AVERAGE][:1]}), "average of 0.weight has another shape"),
+        (lambda h, a: a.update({AVERAGE: a[AVERAGE].astype("f2")}), "another shape or dtype"),
+        (lambda h, a: a.update({AVERAGE: a[AVERAGE].astype("i4")}), "another shape or dtype"),
+        (lambda h, a: a.pop(AVERAGE), "average of 0.weight has no values"),
+        (lambda h, a: h["averages"][0].update(x=AVERAGE), "average of x has no values or no param"),
+        (lambda h, a: h["averages"][0].update({"0.weight": [AVERAGE]}), "not a name"),
+        (lambda h, a: h.update(averages={}), "not a list"),
+        (lambda h, a: h.update(averages=[[]]), "not a dict"),
+    ],
+)
+def test_forged_averages_are_refused(saved, edit, match):
+    path, net, trainer = saved
+    amp.EMA(net, trainer)
+    save_checkpoint(path, net, trainer)
+    header, arrays = archive.read(FILE, path)
+    edit(header, arrays)
+    Path(path).write_bytes(archive.encode(FILE, header, arrays))
+    refused(f"correct checksum.*{match}", path, net, trainer)
 
 
 def test_an_empty_array_does_not_fit_an_unknown_shape(saved):

@@ -94,6 +94,61 @@ def test_a_trainer_that_has_made_no_step_yet(tmp_path):
     assert_continued((net, trainer), other)
 
 
+# ------------------------------------------------------------------------------ averaged weights
+
+
+def bits(ema, net):
+    """Return the bits of an average by the position of its parameter."""
+    averages = ema.averages
+    params = net.collect_params().values()
+    return [p.name in averages and averages[p.name].asnumpy().tobytes() for p in params]
+
+
+@pytest.mark.parametrize("policy", ["float16", "float32"])
+def test_averages_resume_bit_for_bit(tmp_path, policy, arrays):
+    def build():
+        net = make_net(policy)
+        trainer = make_trainer(net)
+        return net, trainer, [amp.EMA(net, trainer, decay) for decay in (0.5, 0.9)]
+
+    net, trainer, averages = build()
+    run(net, trainer, range(4))
+    path = save_checkpoint(tmp_path / "net.ckpt", net, trainer)
+    saved = [bits(ema, net) for ema in averages]
+    run(net, trainer, range(4, 9))
+    for used in (0, 2):
+        other, again, others = build()
+        run(other, again, range(used))
+        load_checkpoint(path, other, again)
+        assert [bits(ema, other) for ema in others] == saved
+        run(other, again, range(4, 9))
+        assert [bits(ema, other) for ema in others] == [bits(ema, net) for ema in averages]
+        assert_same(content(net, trainer), content(other, again))
+
+
+def test_an_average_that_was_not_saved_begins_with_the_loaded_weights(saved, caplog):
+    path, net, trainer = saved
+    other, again = made()
+    run(other, again, range(3, 5))
+    ema = amp.EMA(other, again)
+    run(other, again, range(5, 6))
+    load_checkpoint(path, other, again)
+    assert caplog.messages[-1].startswith("net.ckpt has no average for an amp.EMA of this trainer")
+    params, values = net.collect_params().values(), trainer.master_params()
+    trained = [p.grad_req != "null" and values[p.name].asnumpy().tobytes() for p in params]
+    assert bits(ema, other) == trained
+
+
+def test_a_trainer_without_an_average_leaves_the_saved_one_out(saved, caplog):
+    path, net, trainer = saved
+    amp.EMA(net, trainer)
+    save_checkpoint(path, net, trainer)
+    other = made()
+    load_checkpoint(path, *other)
+    assert "net.ckpt has averaged weights, which were left out: build" in caplog.messages[-1]
+    assert_same(content(net, trainer), content(*other))
+
+
 # --------------------------------------------------------------------- kinds of nets and trainers
 
 

@@ -112,6 +112,8 @@ class Saved:
         epochs = len(self.progress["history"]["validated"])
         if epochs != self.position.epoch:
             raise ValueError(f"it is of epoch {self.position.epoch} and has {epochs} validations")
+        if len(self.progress["history"].get("averaged", [])) > epochs:
+            raise ValueError(f"it has {epochs} validations and more of averaged weights")
         workers = len(self.progress["workers"])
         if workers != (self.identity["workers"] if self.position.samples else 1):
             raise ValueError(f"it has the counts of {workers} workers")

@@ -4,6 +4,7 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, Dict, List, Optional
 
+from gluon_amp.files import schema
 from gluon_amp.files.schema import COUNT, NONE, Either, Leaf
 from gluon_amp.training.runs.meters import Mean, TopK
 
@@ -91,6 +92,8 @@ class History:
     validated: List[Optional[Validation]] = field(default_factory=list)
     steps: int = 0
     skipped: int = 0
+    # With --ema-decay, as `validated`; shorter if the run went on without it
+    averaged: List[Optional[Validation]] = field(default_factory=list)
 
     @property
     def best_epoch(self) -> Optional[int]:
@@ -110,6 +113,7 @@ class History:
             [result and Validation(**result) for result in state["validated"]],
             state["steps"],
             state["skipped"],
+            [result and Validation(**result) for result in state.get("averaged", [])],
         )
 
 
@@ -122,9 +126,11 @@ COUNTS = {
     **dict.fromkeys(("right", "images", "loss_images", "skipped"), COUNT),
     **dict.fromkeys(("loss", "seconds", "waited"), REAL),
 }
+_VALIDATIONS = [Either("a validation or None", (NONE, _schema(Validation)))]
 HISTORY = {
     "trained": [_schema(EpochResult)],
-    "validated": [Either("a validation or None", (NONE, _schema(Validation)))],
+    "validated": _VALIDATIONS,
     "steps": COUNT,
     "skipped": COUNT,
+    "averaged": schema.Optional(_VALIDATIONS),  # not in older files
 }

@@ -190,6 +190,7 @@ def _add_training(parser: TrainingParser) -> None:
     add("--mixup", mixed, mixup)
     add("--mixup-alpha", "mix with this ALPHA, see --mixup", type=positive, metavar="ALPHA")
     add("--mixup-off-epoch", "do not mix in the last N epochs", NUMBER, default=0)
+    options.add_average(parser)
     options.add_random_numbers(parser)
     add("--eval-only", "validate once and exit", SWITCH)
     every = "validate every N epochs, and after the last one"

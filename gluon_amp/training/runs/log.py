@@ -21,6 +21,7 @@ TRAINING = "[Epoch %d] training: %s=%f"
 SPEED = "[Epoch %d] speed: %d samples/sec\ttime cost: %f"
 VALIDATION = "[Epoch %d] validation: err-top1=%f err-top5=%f"
 
+AVERAGED = "[Epoch %d] validation of the average: err-top1=%f err-top5=%f"
 SKIPPED = "Epoch[%d] Batch [%d] skipped: loss scale %g -> %g, overflow in %s%s"
 LOSS_SCALE = "[Epoch %d] loss=%f\tloss scale: %g\tskipped steps: %d (%d in all)"
 VALIDATED = "[Epoch %d] validated %d/%d"
@@ -47,6 +48,8 @@ COLUMNS = (
     ("speed", 15, "{}"),
     ("waited", 8, "{:.0f} %"),  # for data, of the time
 )
+# With --ema-decay, top-1 of the averaged weights, in place of the last of these
+EMA = ("ema", 9, "{:.2f} %")
 
 
 def details(message: str, *values: object) -> None:

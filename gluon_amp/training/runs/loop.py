@@ -178,8 +178,13 @@ class Loop:
             lr=rate,
         )
 
-    def validate(self, batches: Iterable[Batch], expected: int, epoch: int) -> Validation:
-        """Count right answers over this worker's share of `expected` images, each exactly once."""
+    def validate(
+        self, batches: Iterable[Batch], expected: int, epoch: int, averaged: bool = False
+    ) -> Validation:
+        """Count right answers over this worker's share of `expected` images, each exactly once.
+
+        `averaged` says that the network has its averaged weights, for the log.
+        """
         top1, top5, cross_entropy = TopK(1), TopK(5), Mean()
         for batch in batches:
             for label, output in self.engine.predict(batch):
@@ -200,9 +205,12 @@ class Loop:
             )
         shares = (right1 / images, right5 / images)
         result = Validation(*shares, nats / images, int(images), int(unreadable))
-        log.details(log.VALIDATION, epoch, 1 - result.top1, 1 - result.top5)
-        log.details(log.VALIDATED, epoch, result.images, expected)
-        self.records.write("validation", self.steps, epoch=epoch, **dataclasses.asdict(result))
+        line = log.AVERAGED if averaged else log.VALIDATION
+        log.details(line, epoch, 1 - result.top1, 1 - result.top5)
+        if not averaged:
+            log.details(log.VALIDATED, epoch, result.images, expected)
+        kind = "averaged_validation" if averaged else "validation"
+        self.records.write(kind, self.steps, epoch=epoch, **dataclasses.asdict(result))
         return result
 
 

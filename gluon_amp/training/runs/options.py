@@ -25,6 +25,7 @@ NORM = {"type": read.positive, "metavar": "NORM"}
 EPOCHS = {"type": read.whole(1, 10**6), "metavar": "N"}
 MOMENTUM = {"type": read.share, "metavar": "M"}
 DECAY = {"type": read.non_negative, "metavar": "WD"}
+AVERAGE = {"type": read.real(0, 1, above=True, below=True), "metavar": "D"}
 
 
 class Options:
@@ -87,6 +88,15 @@ def add_precision(parser: TrainingParser) -> Add:
     )
     add("--loss-scale", scale, type=loss_scale, metavar="dynamic[:N]|none|N")
     return add
+
+
+def add_average(parser: TrainingParser) -> None:
+    """Add the average of the weights."""
+    kept = (
+        "also average the float32 weights, and validate and save the average; each step keeps this "
+        "share of it, such as 0.9999"
+    )
+    parser.group("schedule")("--ema-decay", kept, AVERAGE)
 
 
 def add_devices(parser: TrainingParser) -> Add:

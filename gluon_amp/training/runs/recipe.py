@@ -228,6 +228,7 @@ def _check_module(recipe: Recipe) -> None:
         "freeze-features": recipe.freeze_features,
         "mixup": recipe.mixup,
         "clip-grad": recipe.clip_grad,
+        "ema-decay": recipe.ema_decay,
         "accumulate": recipe.accumulate > 1,
         "resume-params": recipe.resume_params,
     }

@@ -63,10 +63,18 @@ class Summary(SimpleNamespace):
                 ("model", f"{self.model} on {self.data}"),
                 ("dtype", f"{self.dtype}{how}"),
                 *self.scores(),
+                *self.averaged(),
                 ("loss scale", f"{scale}, {self.skipped_steps} of {self.steps} steps skipped"),
                 ("speed", self.speed()),
                 ("time", f"{self.seconds:.1f} s, {self.epochs} epoch{'s' * (self.epochs != 1)}"),
             ]
+        )
+
+    def averaged(self) -> List[Tuple[str, object]]:
+        """Return the row of ``--ema-decay``, if there is one."""
+        decay = vars(self).get("ema_decay")
+        return (
+            [] if decay is None else [("average", f"{self.ema_top1:.2f} % top-1, decay {decay!r}")]
         )
 
     def write(self, path: Path) -> None:

@@ -23,7 +23,6 @@ from gluon_amp.training.runs.outputs import (
     check_outputs,
     draw_errors,
     export,
-    save_parameters,
 )
 from gluon_amp.training.runs.recipe import Recipe
 from gluon_amp.training.runs.schedule import Schedule
@@ -105,6 +104,7 @@ class ImageTraining(Training):
             f"label smoothing {recipe.label_smoothing:g}" if recipe.label_smoothing else "",
             f"mixup {recipe.mixup:g}" if recipe.mixup else "",
             f"gradients clipped to {recipe.clip_grad:g}" if recipe.clip_grad else "",
+            f"average with decay {recipe.ema_decay!r}" if recipe.ema_decay else "",
             "no decay of biases and norms" if recipe.no_wd else "",
         ]
         images = f"{data.train_images} training and {data.val_images} validation images of {size}"
@@ -201,8 +201,7 @@ class ImageTraining(Training):
         recipe, net, outputs = self.recipe, self.engine.net, super().outputs(summary)
         if recipe.save_dir and recipe.mode != "module" and not recipe.eval_only:
             name = f"{self.data.name}-{recipe.model}-{recipe.num_epochs - 1}.params"
-            params = recipe.save_dir / name
-            outputs.append(Output(partial(save_parameters, net, params)))
+            outputs += self.parameter_outputs(recipe.save_dir / name)
         if recipe.plot:
             title = f"{recipe.model}, {recipe.policy}"
             draw = partial(draw_errors, self.history, recipe.plot, title)

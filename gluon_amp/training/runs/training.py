@@ -5,11 +5,13 @@ import math
 import time
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 from gluon_amp.base.hardware import peak_mebibytes
-from gluon_amp.base.messages import scale_text
+from gluon_amp.base.messages import UsageError, scale_text
 from gluon_amp.policy import Policy
+from gluon_amp.trainer.ema import EMA
 from gluon_amp.trainer.loss_scale import NoLossScale
 from gluon_amp.training.data import TrainingBatches, describe_unreadable
 from gluon_amp.training.data.text import Chunks
@@ -22,7 +24,7 @@ from gluon_amp.training.runs.history import Counts, EpochResult, History, Valida
 from gluon_amp.training.runs.interruption import Interruption
 from gluon_amp.training.runs.keeper import Keeper
 from gluon_amp.training.runs.loop import Loop
-from gluon_amp.training.runs.outputs import Output, write_outputs
+from gluon_amp.training.runs.outputs import Output, save_parameters, write_outputs
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.workers.group import Workers, average_statistics
 
@@ -50,6 +52,16 @@ class Training:
     val_batches: Any
     started: float  # by `time.perf_counter`
     history: History = field(default_factory=History)  # results of the epochs so far
+    average: Optional[EMA] = field(default=None, init=False)
+    averaged: Optional[Validation] = field(default=None, init=False)  # the last one of the average
+
+    def __post_init__(self) -> None:
+        decay = self.recipe.ema_decay
+        if decay is not None:
+            try:
+                self.average = EMA(self.engine.net, self.engine.trainer, decay)
+            except ValueError as error:  # it is 0 or 1 in float32
+                raise UsageError(f"--ema-decay {decay!r}: {error}") from None
 
     def outputs(self, summary: report.Summary) -> List[Output]:
         """Return the files to write at the end, the most important first."""
@@ -98,7 +110,7 @@ class Training:
         if self.recipe.eval_only:
             finished = position.epoch if position.samples else max(position.epoch - 1, 0)
             return self.validate(finished)
-        log.for_terminal(log.epoch_head(self.columns))
+        log.for_terminal(log.epoch_head(self.shown))
         for epoch in range(position.epoch, self.recipe.num_epochs):
             start = position.first_batch(*self.samples) if epoch == position.epoch else 0
             self._train_epoch(keeper, epoch, start, counts if start else Counts())
@@ -124,19 +136,29 @@ class Training:
         validates = last or (epoch + 1) % self.recipe.eval_frequency == 0
         validation = self.validate(epoch) if validates else None
         history.validated.append(validation)
-        log.for_terminal(log.epoch_line(self.columns, self.cells(epoch, result, validation)))
+        if self.average:
+            missing = len(history.validated) - 1 - len(history.averaged)
+            history.averaged += [None] * missing + [self.averaged if validates else None]
+        log.for_terminal(log.epoch_line(self.shown, self.cells(epoch, result, validation)))
         saves = last or (epoch + 1) % self.recipe.save_frequency == 0
         if saves and self.workers.first:
             self.save_epoch(epoch)
         best = self.keeps_best and history.best_epoch == epoch
         keeper.after_epoch(epoch, saves, last, best)
 
+    @property
+    def shown(self) -> List[log.Column]:
+        """What a terminal shows of each epoch, with or without an average."""
+        waited = log.COLUMNS[-1]
+        return [log.EMA if self.average and one == waited else one for one in self.columns]
+
     def cells(
         self, epoch: int, result: EpochResult, validation: Optional[Validation]
     ) -> List[object]:
-        """Return what a terminal shows of an epoch, in the order of `columns`."""
+        """Return what a terminal shows of an epoch, in the order of `shown`."""
         scale, loop = self.engine.loss_scale, self.loop
         batches = min(len(self.batches), loop.max_batches or len(self.batches))
+        waited = 100 * result.waited / result.seconds
         return [
             epoch,
             result.loss,
@@ -145,12 +167,17 @@ class Training:
             None if isinstance(scale, NoLossScale) else scale_text(scale.scale),
             result.skipped,
             f"{result.images_per_second:.0f} {loop.unit}/s",
-            100 * result.waited / result.seconds,
+            (validation and 100 * self.averaged.top1) if self.average else waited,
         ]
 
     def validate(self, epoch: int) -> Validation:
-        """Validate the network as it is in this epoch."""
-        return self.loop.validate(self.val_batches, self.data.val_images, epoch)
+        """Validate the network as it is in this epoch, and beside it the average."""
+        arguments = (self.val_batches, self.data.val_images, epoch)
+        result = self.loop.validate(*arguments)
+        if self.average:
+            with self.average.applied():
+                self.averaged = self.loop.validate(*arguments, averaged=True)
+        return result
 
     def begin(self, keeper: Keeper) -> Tuple[Position, Counts]:
         """Return where the run begins: at the start, or where a checkpoint was written."""
@@ -196,6 +223,8 @@ class Training:
         """Restore what `progress` returned."""
         self.history = History.restored(progress["history"])
         self.loop.steps, self.loop.skipped = self.history.steps, self.history.skipped
+        if self.average and len(self.history.averaged) == len(self.history.validated):
+            self.averaged = next(reversed(self.history.averaged), None)
 
     @property
     def emulated(self) -> bool:
@@ -270,7 +299,35 @@ class Training:
             "peak_mebibytes": peak_mebibytes(),
             "train_seconds": seconds,
             "seconds": time.perf_counter() - self.started,
+            **self._averaged_results(),
         }
+
+    def _averaged_results(self) -> Dict[str, Any]:
+        """Return what ``--ema-decay`` adds to the results: those of the averaged weights."""
+        last = self.averaged
+        if last is None:
+            return {}
+        return {
+            "ema_decay": self.recipe.ema_decay,
+            "ema_top1": 100 * last.top1,
+            "ema_top5": 100 * last.top5,
+            "ema_top1_by_epoch": [
+                None if v is None else 100 * v.top1 for v in self.history.averaged or [last]
+            ],
+            "ema_cross_entropy": _finite(last.cross_entropy),
+        }
+
+    def parameter_outputs(self, path: Path) -> List[Output]:
+        """Return the files of the trained parameters, and of their average as ``NAME-ema``."""
+        outputs = [Output(partial(save_parameters, self.engine.net, path))]
+        if self.average:
+            averages = path.with_name(f"{path.stem}-ema{path.suffix}")
+            outputs.append(Output(partial(self._save_average, averages)))
+        return outputs
+
+    def _save_average(self, path: Path) -> None:
+        with self.average.applied():
+            save_parameters(self.engine.net, path)
 
 
 def _finite(value: float) -> Optional[float]:

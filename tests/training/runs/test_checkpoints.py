@@ -108,6 +108,7 @@ def test_a_run_in_mid_epoch_goes_on_in_the_same_order(trained):
         lambda extra: extra["identity"].update(model=[1]),
         lambda extra: extra["progress"].update(rate="fast"),
         lambda extra: extra["progress"].update(workers=[]),
+        lambda extra: extra["progress"]["history"].update(averaged=[None] * 9),
         lambda extra: extra["progress"]["workers"][0]["counts"].update(right=None),
         lambda extra: extra["progress"]["history"].update(validated=[{"top1": 1}]),
     ],

@@ -21,7 +21,8 @@ FLAGS = """
 --dtype, --loss-scale, --amp, --batch-size -b, --accumulate, --num-epochs --epochs, --optimizer,
 --momentum --mom, --clip-grad, --lr, --lr-mode, --lr-decay --lr-factor,
 --lr-decay-epoch --lr-steps --lr-step-epochs, --lr-decay-period, --warmup-epochs, --warmup-lr,
---wd --weight-decay, --no-wd, --label-smoothing, --mixup, --mixup-alpha, --mixup-off-epoch, --seed,
+--wd --weight-decay, --no-wd, --label-smoothing, --mixup, --mixup-alpha, --mixup-off-epoch,
+--ema-decay, --seed,
 --deterministic, --eval-only, --eval-frequency, --confusions, --save-dir --model-prefix,
 --save-batches, --keep, --resume, --save-frequency --save-period,
 --resume-epoch --load-epoch --start-epoch, --resume-params, --resume-states, --num-gpus, --gpus,
@@ -45,6 +46,7 @@ def test_every_option_and_its_aliases_are_listed_here():
     [
         ("--label-smoothing", "label_smoothing", 0.1),
         ("--mixup --mixup-alpha 0.3", "mixup", 0.3),
+        ("--ema-decay 0.9999", "ema_decay", 0.9999),
         ("--benchmark", "benchmark", 1),
         ("--resume --save-dir x", "resume", "auto"),
         ("--image-shape 3,299,299", "input_size", 299),
@@ -89,6 +91,8 @@ def test_options_of_other_scripts_name_their_replacement(capsys):
         (f"--loss-scale dynamic:{2.0**-25}", "dynamic:1024 to begin there, got 'dynamic:2"),
         ("--loss-scale dynamic:", "expected a number above 0, got ''"),
         ("--rgb-std 58,0,57", "expected three numbers from 0.001 to 1000, as in 58,57,57, got "),
+        ("--ema-decay 0", "argument --ema-decay: expected a number above 0 up to below 1, got '0'"),
+        ("--ema-decay 1", "argument --ema-decay: expected a number above 0 up to below 1, got '1'"),
         ("--num-epoch 3", "unrecognized arguments: --num-epoch 3"),
     ],
 )

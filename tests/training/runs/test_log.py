@@ -63,6 +63,21 @@ def test_a_language_run_has_bits_per_character_in_its_lines(tmp_path):
     assert re.search(bits, file.read_text(), re.MULTILINE)
 
 
+@pytest.mark.parametrize("text", [False, True])
+def test_an_average_has_a_column_and_lines_of_its_own(text, fashion, tmp_path):
+    small = "--characters 4000 --hidden 8 --embedding 8 --num-epochs 1 --max-batches 2".split()
+    file, options = tmp_path / "run.log", small if text else fashion
+    options = [*options, "--ema-decay", 0.5, "--logging-file", file]
+    shown = on_a_terminal((train_lstm if text else train).main, *options)
+    (head,) = [number for number, line in enumerate(shown) if line.startswith("epoch")]
+    assert re.search(r"  speed      ema( +bits)?$", shown[head]) and len(shown[head]) <= 80
+    (row,) = [line for line in shown[head:] if line.startswith("    0 ")]
+    assert re.search(r"/s +\d+\.\d\d %( +\d\.\d{3})?$", row) and len(row) == len(shown[head])
+    lines = [line for line in file.read_text().splitlines() if "of the average" in line]
+    assert len(lines) == 1 + text and max(map(len, lines)) <= 80
+    assert not text or re.fullmatch(r"\[Epoch 0\] .* bits per character=[\d.]+", lines[1])
+
+
 def test_without_a_terminal_the_output_is_that_of_the_file(trained):
     assert trained.out == trained.logging_file.read_text()
     assert re.search(LINES[0], trained.out)

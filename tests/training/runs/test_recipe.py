@@ -62,6 +62,7 @@ def test_a_recipe_cannot_be_changed():
         ("--data-dir absent", "--data-dir absent was not found: give the folder that"),
         ("--image-folder . --data-dir .", "--image-folder and --data-dir both name the data"),
         ("--mode module --mixup", "--mode module has no --mixup"),
+        ("--mode module --ema-decay 0.9", "--mode module has no --ema-decay"),
         ("--mode module --load-epoch 2", "--load-epoch reads from --model-prefix"),
     ],
 )

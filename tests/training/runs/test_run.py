@@ -253,7 +253,11 @@ def test_gluoncvs_two_files(fashion, summary_of, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "line, layer",
-    [("--accumulate 2", lambda: nn.Dropout(0.5)), ("--mode module --dtype float16", nn.BatchNorm)],
+    [
+        ("--accumulate 2", lambda: nn.Dropout(0.5)),
+        ("--mode module --dtype float16", nn.BatchNorm),
+        ("--ema-decay 0.5 --dtype float16", nn.BatchNorm),
+    ],
 )
 def test_a_run_goes_on_in_mid_epoch(line, layer, fashion, summary_of, tmp_path, monkeypatch):
     """MXNet's random generator cannot be saved, so every step seeds it."""
@@ -272,6 +276,45 @@ def test_a_run_goes_on_in_mid_epoch(line, layer, fashion, summary_of, tmp_path, 
     last = "epoch002-sample00000000.ckpt"
     assert contents(tmp_path / "part" / last) == contents(tmp_path / "whole" / last)
     assert (again.top1_by_epoch, again.steps) == (whole.top1_by_epoch, whole.steps)
+    assert vars(again).get("ema_top1_by_epoch") == vars(whole).get("ema_top1_by_epoch")
+
+
+def test_the_average_is_validated_and_saved_beside_the_weights(fashion, summary_of, tmp_path):
+    line = "--dtype float16 --loss-scale 128 --lr 0.05 --epochs 2 --save-dir saved --ema-decay"
+    run = [*fashion, *line.replace("saved", str(tmp_path)).split()]
+    summary = summary_of(*run, 0.9, "--log-json", tmp_path / "log")
+    assert summary.ema_decay == 0.9 and len(summary.ema_top1_by_epoch) == 2
+    assert summary.ema_top1_by_epoch[-1] == summary.ema_top1
+    assert summary.ema_cross_entropy != summary.cross_entropy
+    form = r"^\[Epoch 1\] validation of the average: err-top1=(.*) err-top5=(.*)$"
+    errors = re.search(form, summary.out, re.MULTILINE)
+    assert float(errors[1]) == pytest.approx(1 - summary.ema_top1 / 100, abs=1e-6)
+    assert float(errors[2]) == pytest.approx(1 - summary.ema_top5 / 100, abs=1e-6)
+    assert re.search(rf"average +{summary.ema_top1:.2f} % top-1, decay 0.9$", summary.out, re.M)
+    assert "average with decay 0.9" in " ".join(summary.out.split())
+    records = [json.loads(text) for text in (tmp_path / "log").read_text().splitlines()]
+    scores = [r["top1"] for r in records if r["record"] == "averaged_validation"]
+    assert [100 * score for score in scores] == summary.ema_top1_by_epoch
+    weights, average = (
+        mx.nd.load(str(tmp_path / f"fashion-mnist-convnet-1{end}.params")) for end in ("", "-ema")
+    )
+    name = next(name for name in weights if name.endswith("weight"))
+    assert (weights[name] != average[name]).asnumpy().any()
+    again = summary_of(*run, 0.9, "--resume")  # nothing is left to train
+    assert (again.ema_top1, again.ema_top1_by_epoch) == (
+        summary.ema_top1,
+        summary.ema_top1_by_epoch,
+    )
+    plain = summary_of(*run[:-1], "--resume", "--epochs", 3)
+    assert not hasattr(plain, "ema_top1") and "of the average" not in plain.out
+    again = summary_of(*run, 0.9, "--resume", "--epochs", 4)
+    assert again.ema_top1_by_epoch[2] is None and len(again.ema_top1_by_epoch) == 4
+
+
+def test_a_decay_that_is_1_in_float32_is_one_sentence(fashion, capsys):
+    assert train.main([*fashion, "--ema-decay", "0.999999999"]) == 2
+    error = capsys.readouterr().err
+    assert "--ema-decay 0.999999999: decay must be a" in error and error.count("\n") == 1
 
 
 def test_the_best_checkpoint_is_that_of_the_best_epoch(fashion, summary_of, tmp_path, monkeypatch):

@@ -48,6 +48,7 @@ def parser(prog: Optional[str] = None) -> TrainingParser:
     _add_model_and_text(parser)
     options.add_precision(parser)
     _add_training(parser)
+    options.add_average(parser)
     options.add_random_numbers(parser)
     options.add_checkpoints(parser, kept="keep the newest N checkpoints")
     options.add_devices(parser)

@@ -3,7 +3,6 @@
 import math
 import time
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError
@@ -21,7 +20,7 @@ from gluon_amp.training.runs.history import EpochResult, Validation
 from gluon_amp.training.runs.language.recipe import LanguageRecipe
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.observe import check_compute_dtype, join_dtypes
-from gluon_amp.training.runs.outputs import Output, check_outputs, save_parameters
+from gluon_amp.training.runs.outputs import Output, check_outputs
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.runs.seeds import set_seed, use_deterministic_algorithms
 from gluon_amp.training.runs.training import Training
@@ -34,6 +33,7 @@ VALIDATION_STREAMS, VALIDATION_LENGTH = 64, 64
 
 PARAMETERS = "lstm-{}.params"
 BITS = "[Epoch %d] validation: bits per character=%f"
+AVERAGED_BITS = "[Epoch %d] validation of the average: bits per character=%f"
 # bfloat16 has no kernel of an LSTM, which then runs in float32.
 FLOAT16 = (
     "emulated on this CPU, not at a GPU's speed: the inputs of the LSTM, and its outputs at the "
@@ -157,6 +157,7 @@ class LanguageTraining(Training):
         recipe, data = self.recipe, self.data
         devices = f"{len(self.devices)} ({', '.join(map(str, self.devices))})"
         clipped = f", gradients clipped to {recipe.clip_grad:g}" if recipe.clip_grad else ""
+        averaged = f", average with decay {recipe.ema_decay!r}" if recipe.ema_decay else ""
         characters = f"{self.batches.images} training and {data.val_images} validation characters"
         streams = f"{recipe.batch_size} streams per device × {devices}"
         policy = Policy(recipe.policy)
@@ -170,13 +171,15 @@ class LanguageTraining(Training):
             ("requested", f"{recipe.dtype}, {how}"),
             ("observed", _in_words(self.observed)),
             ("lr", f"{self.schedule.rate:g}, {self.schedule}"),
-            ("optimizer", f"{self.optimizer_in_words()}{clipped}"),
+            ("optimizer", f"{self.optimizer_in_words()}{clipped}{averaged}"),
             ("seed", recipe.seed),
         ]
 
     def validate(self, epoch: int) -> Validation:
         result = super().validate(epoch)
         log.details(BITS, epoch, _bits(result))
+        if self.average:
+            log.details(AVERAGED_BITS, epoch, _bits(self.averaged))
         return result
 
     @property
@@ -197,8 +200,8 @@ class LanguageTraining(Training):
     def outputs(self, summary: report.Summary) -> List[Output]:
         outputs = super().outputs(summary)
         if self.checkpoints:
-            params = self.checkpoints.folder / PARAMETERS.format(self.recipe.num_epochs - 1)
-            outputs.append(Output(partial(save_parameters, self.engine.net, params)))
+            name = PARAMETERS.format(self.recipe.num_epochs - 1)
+            outputs += self.parameter_outputs(self.checkpoints.folder / name)
         return outputs
 
 
