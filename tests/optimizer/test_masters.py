@@ -92,7 +92,7 @@ def test_an_update_writes_each_weight_as_often_as_its_optimizer_says(way, stype)
 
 
 def test_masters_of_mxnet_optimizers_are_found_in_both_layouts():
-    for name in ("sgd", "nag", "lars", "rmsprop", "adagrad", "lamb", "ftml", "adam"):
+    for name in ("sgd", "nag", "lars", "rmsprop", "adagrad", "lamb", "ftml", "dcasgd"):
         known = mx.optimizer.create(name, multi_precision=True, learning_rate=0.125)
         updater = mx.optimizer.get_updater(known)
         weight = nd.array([1.0, 2.0], dtype="float16")
@@ -105,7 +105,7 @@ def test_masters_of_mxnet_optimizers_are_found_in_both_layouts():
         assert all(a is b for a, b in zip(joined, updater.states[0]))
 
 
-class Nested(mx.optimizer.Optimizer):
+class Own(mx.optimizer.Optimizer):
     """A user's optimizer with its master wherever `layout` puts it."""
 
     layout = staticmethod(lambda master: master)
@@ -118,28 +118,13 @@ class Nested(mx.optimizer.Optimizer):
     "layout",
     [
         lambda master: master,
-        lambda master: [nd.zeros_like(master), [nd.ones_like(master), master], None],
-        lambda master: (nd.zeros_like(master), master, (master.copy(),)),
+        lambda master: (master, None, None),
+        lambda master: (None, master * 0),
+        lambda master: (master, master.copy()),
     ],
 )
-def test_a_master_is_found_wherever_a_state_has_it(layout):
-    weight, adam = nd.zeros((2, 3), dtype="float16"), Nested(multi_precision=True)
-    adam.layout = layout
-    masters.check_optimizer(adam, [2])
-    state = adam.create_state_multi_precision(0, weight)
-    master, rest = masters.split(adam, weight, state)
-    assert master.dtype == np.float32
-    other = nd.ones((2, 3))
-    joined = masters.join(adam, weight, other, rest)
-    again, same_rest = masters.split(adam, weight, joined)
-    assert again is other
-    assert type(joined) is type(state)
-    assert repr(same_rest) == repr(rest)
-
-
-@pytest.mark.parametrize("layout", [lambda m: (None, m * 0), lambda m: (m, m.copy())])
 def test_an_optimizer_without_one_master_is_refused(layout):
-    optimizer = Nested(multi_precision=True)
+    optimizer = Own(multi_precision=True)
     optimizer.layout = layout
-    with pytest.raises(ValueError, match=r"^Nested keeps (no|2) float32 .* is expected: return"):
+    with pytest.raises(ValueError, match=r"^Own keeps (no|2) float32 .* is expected: return"):
         masters.check_optimizer(optimizer, [1])
