@@ -120,6 +120,7 @@ class Own(mx.optimizer.Optimizer):
         lambda master: master,
         lambda master: (master, None, None),
         lambda master: (None, master * 0),
+        lambda master: (None, master.astype("float16")),
         lambda master: (master, master.copy()),
     ],
 )
