@@ -129,3 +129,19 @@ def test_an_optimizer_without_one_master_is_refused(layout):
     optimizer.layout = layout
     with pytest.raises(ValueError, match=r"^Own keeps (no|2) float32 .* is expected: return"):
         masters.check_optimizer(optimizer, [1])
+
+
+@pytest.mark.parametrize(
+    "layout, second",
+    [
+        (lambda master: (None, master), True),
+        (lambda master: (master, None), False),
+        (lambda master: master, False),
+    ],
+)
+def test_where_a_users_optimizer_has_its_master_is_asked_without_a_change(layout, second):
+    optimizer = Own(multi_precision=False)
+    optimizer.layout = layout
+    assert masters.keeps_master_second(optimizer, 1) is second
+    assert optimizer.multi_precision is False
+    assert masters.join(optimizer, nd.ones((1,)), None, "state") == "state"
