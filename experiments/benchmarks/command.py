@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Dict, Optional, Sequence
 
 from experiments import pages
-from experiments.benchmarks import families, measure, reorders, report
+from experiments.benchmarks import families, measure, profile, report
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
 from experiments.standalone import command_line, hardware, waiting
 
@@ -53,6 +53,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="how OpenMP's threads wait for work, unless OMP_WAIT_POLICY is set; active is faster "
         "on an idle machine, and very slow on a busy one (default: that of MXNet)",
     )
+    profiles = "only print which kernels take the time of a training step in each dtype"
+    add("--profile", action="store_true", help=profiles)
     output = "write NAME.json, NAME.png and NAME.md to this directory"
     add("--output", type=command_line.path, metavar="DIR", help=output)
     return parser.parse_args(arguments)
@@ -78,20 +80,26 @@ def run(options: argparse.Namespace, command: str) -> None:
     os.environ["OMP_NUM_THREADS"] = str(options.threads)
     if options.wait_policy:
         os.environ.setdefault(waiting.VARIABLE, options.wait_policy)
-    if options.suite == "families":
+    if options.suite == "families" and not options.profile:
         run_families(options, command)
     else:
         names = SUITES if options.suite == "all" else [options.suite]
-        for name in names:
+        for name in ["step"] if options.profile else names:
             for network in options.networks or [REFERENCE["network"]]:
                 run_suite(name, network, options, command)
 
 
 def run_suite(name: str, network: str, options: argparse.Namespace, command: str) -> None:
-    """Measure one suite with one network, print its tables, write its files."""
+    """Measure or profile one suite with one network, print its tables, write its files."""
     size = {"batch": options.batch_size, "pixels": options.pixels}
     size = {key: value or REFERENCE[key] for key, value in size.items()}
     suite = build_suite(name, options.dtypes, network=network, **size)
+    if options.profile:
+        for case in suite.cases:
+            if case.label in DTYPES:
+                entries, source = profile.profile(case)
+                print(f"\n{network}, {case.label}: {source}\n\n{profile.as_table(entries)}")
+        return
     if not suite.groups:
         dtypes = " or ".join(options.dtypes)
         raise command_line.UsageError(f"--suite {name} has nothing in {dtypes}.")
@@ -130,7 +138,7 @@ def run_families(options: argparse.Namespace, command: str) -> None:
         network, kind, variant = one.label.split(", ", 2)
         if variant == families.BFLOAT16 and kind in ("training", "image"):
             print_progress(f"counting the reorders of {network}, {kind}")
-            counts = reorders.count(one)._asdict()
+            counts = profile.count_reorders(one)._asdict()
             result["reorders"].append({"network": network, "kind": kind, **counts})
     result["left_out"] = left_out
     tables = families.tables(result)

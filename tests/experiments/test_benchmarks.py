@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from experiments.benchmarks import command, reorders
+from experiments.benchmarks import command, profile
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
 
 SMALL = (
@@ -116,10 +116,25 @@ VERBOSE = """dnnl_verbose,exec,cpu,reorder,jit,undef,src_f32::blocked:a:f0 dst_b
 begin
 dnnl_verbose,exec,cpu,reorder,jit,undef,src_f32::blocked:a:f0 dst_bf16::b,,,64,0.5
 dnnl_verbose,exec,cpu,convolution,amx,forward_training,src_bf16::a wei_bf16::x,,alg:direct,mb1,4.0
+dnnl_verbose,exec,cpu,convolution,amx,forward_training,src_bf16::a wei_bf16::x,,alg:direct,mb2,6.0
 end
 {"Convolution": 7, "_gluon_amp_block": 2, "_backward_gluon_amp_unblock": 1, "_gluon_amp_norm": 4}
 """
+KERNELS = """Processing [report]...
+Time (%),Total Time (ns),Instances,Avg (ns),Name
+60.0,30000000,5,6000000,volta_fp16_s884cudnn_fp16_128x128_ldg8
+40.0,20000000,10,2000000,void mxnet::op::mxnet_op::mxnet_generic_kernel<...>
+"""
 
 
-def test_reorders_of_onednn_and_our_own_are_counted():
-    assert reorders.counted(VERBOSE) == (1, 3)
+def test_what_onednn_and_nsys_print_is_summed():
+    counted = profile.reorders(VERBOSE)
+    assert counted == (1, 3) and counted.total == 4
+    entries = profile.onednn_primitives(VERBOSE.partition("{")[0])
+    assert entries[0] == ("convolution forward_training, bf16, amx", 0.4, 2.0, False)
+    assert "| convolution forward_training, bf16, amx | 2.00 | 95.2 % | 0.4 |" in profile.as_table(
+        entries
+    )
+    kernels = profile.gpu_kernels(KERNELS)
+    assert [one.tensor_cores for one in kernels] == [True, False]
+    assert profile.as_table(kernels).endswith("\n10.00 ms in total, Tensor Core kernels 60.0 %.")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from experiments.benchmarks import reorders
+from experiments.benchmarks import profile
 from experiments.benchmarks.suites import Case
 from gluon_amp.base import bfloat16
 from gluon_amp.casting import binding
@@ -457,8 +457,8 @@ def test_a_step_changes_layouts_seldom(network, most):
     """The bounds of the issue; MXNet's own operators need 424 and 539."""
     skip_without_native_bfloat16()
     options = {"network": network, "batch": 1, "pixels": 32, "loss_scale": None}
-    counted = reorders.count(Case("train", "train", "gluon_amp", "bfloat16", **options))
-    assert 0 < sum(counted) <= most
+    counted = profile.count_reorders(Case("train", "train", "gluon_amp", "bfloat16", **options))
+    assert 0 < counted.total <= most
 
 
 @pytest.mark.parametrize("target, pad, shape", [(None, 0, (8, 10)), ((6, 8), 1, (6, 8))])
