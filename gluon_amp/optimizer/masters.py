@@ -9,8 +9,10 @@ next update would revert the write. So the weight decides: wherever the master d
 weight, `sync_master` sets the master to the weight. Elsewhere the master keeps its extra bits.
 """
 
+import functools
+import operator
 import weakref
-from typing import Any, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -23,7 +25,13 @@ from mxnet import nd
 # The optimizers here whose namesakes in MXNet put the master second in a state.
 _MASTER_SECOND_IN_MXNET = ("SGD", "NAG", "LARS")
 
-# Where the master is in a pair of MXNet's, 0 or 1, by optimizer and number of dimensions
+
+class _Place(NamedTuple):
+    positions: Tuple[int, ...]  # of the master in nested tuples
+    of_pair: bool  # whether it is one of a pair
+
+
+# By optimizer and number of dimensions
 _places: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
 
 
@@ -32,7 +40,7 @@ def keeps_master_second(optimizer, ndim: int) -> bool:
     if isinstance(optimizer, MasterOptimizer):
         return type(optimizer).__name__ in _MASTER_SECOND_IN_MXNET
     try:
-        return _place(optimizer, ndim) == 1
+        return _place(optimizer, ndim) == _Place((1,), of_pair=True)
     except ValueError:  # it has no masters
         return False
 
@@ -44,8 +52,8 @@ def check_optimizer(optimizer, dimensions: Iterable[int]) -> None:
             _place(optimizer, ndim)
 
 
-def _place(optimizer, ndim: int) -> int:
-    """Return where an optimizer's state of a float16 weight, a pair, has the master: 0 or 1.
+def _place(optimizer, ndim: int) -> _Place:
+    """Return where an optimizer's state of a float16 weight has the master.
 
     A weight of distinct values shows it: other arrays of a new state are zero or random. Copies of
     the weight (DCASGD's previous weight) are deeper than the master.
@@ -59,22 +67,29 @@ def _place(optimizer, ndim: int) -> int:
             state = optimizer.create_state_multi_precision(0, probe)
         finally:
             optimizer.multi_precision = multi_precision
-        pair = state if isinstance(state, (list, tuple)) and len(state) == 2 else ()
-        found = [place for place, item in enumerate(pair) if _is_copy(item, probe)]
-        if len(found) != 1:
+        found = list(_equal_arrays(state, probe))
+        shallow = [place for place in found if len(place) == min(map(len, found))]
+        if len(shallow) != 1:
             raise ValueError(
-                f"{type(optimizer).__name__} keeps {len(found) or 'no'} float32 "
-                f"{'copies' if found else 'copy'} of a float16 weight where one master is "
+                f"{type(optimizer).__name__} keeps {len(shallow) or 'no'} float32 "
+                f"{'copies' if shallow else 'copy'} of a float16 weight where one master is "
                 "expected: return (master, state) from its create_state_multi_precision."
             )
-        known[ndim] = found[0]
+        known[ndim] = _Place(shallow[0], len(shallow[0]) == 1 and len(state) == 2)
     return known[ndim]
 
 
-def _is_copy(item, weight) -> bool:
-    """Return whether an item of a state is a float32 array that is equal to a float16 weight."""
-    is_wide = isinstance(item, nd.NDArray) and item.dtype == np.float32
-    return is_wide and np.array_equal(item.asnumpy(), weight.asnumpy())
+def _equal_arrays(state, weight, place=()) -> Iterator[Tuple[int, ...]]:
+    """Yield the places of float32 arrays that are equal to a float16 weight."""
+    if isinstance(state, (list, tuple)):
+        for position, item in enumerate(state):
+            yield from _equal_arrays(item, weight, (*place, position))
+    elif (
+        isinstance(state, nd.NDArray)
+        and state.dtype == np.float32
+        and np.array_equal(state.asnumpy(), weight.asnumpy())
+    ):
+        yield place
 
 
 def split(optimizer, weight, state) -> Tuple[Any, Any]:
@@ -83,8 +98,11 @@ def split(optimizer, weight, state) -> Tuple[Any, Any]:
         return state[0], tuple(state[1:])
     if not _is_low(optimizer, weight):
         return None, state
-    place = _place(optimizer, weight.ndim)
-    return state[place], state[1 - place]
+    positions, of_pair = _place(optimizer, weight.ndim)
+    master = functools.reduce(operator.getitem, positions, state)
+    if of_pair:
+        return master, state[1 - positions[0]]
+    return master, _replaced(state, positions, None)
 
 
 def join(optimizer, weight, master, rest) -> Any:
@@ -93,11 +111,23 @@ def join(optimizer, weight, master, rest) -> Any:
         return (master, *rest)
     if not _is_low(optimizer, weight):
         return rest
-    return (rest, master) if _place(optimizer, weight.ndim) else (master, rest)
+    positions, of_pair = _place(optimizer, weight.ndim)
+    if of_pair:
+        return (master, rest) if positions == (0,) else (rest, master)
+    return _replaced(rest, positions, master)
 
 
 def _is_low(optimizer, weight) -> bool:
     return optimizer.multi_precision and np.dtype(weight.dtype) == np.float16
+
+
+def _replaced(state, positions, item) -> Any:
+    """Return nested tuples and lists with one item replaced."""
+    if not positions:
+        return item
+    items = list(state)
+    items[positions[0]] = _replaced(items[positions[0]], positions[1:], item)
+    return type(state)(items)
 
 
 def widen(weight, master) -> None:

@@ -105,7 +105,7 @@ def test_masters_of_mxnet_optimizers_are_found_in_both_layouts():
         assert all(a is b for a, b in zip(joined, updater.states[0]))
 
 
-class Own(mx.optimizer.Optimizer):
+class Nested(mx.optimizer.Optimizer):
     """A user's optimizer with its master wherever `layout` puts it."""
 
     layout = staticmethod(lambda master: master)
@@ -118,29 +118,42 @@ class Own(mx.optimizer.Optimizer):
     "layout",
     [
         lambda master: master,
-        lambda master: (master, None, None),
-        lambda master: (None, master * 0),
-        lambda master: (None, master.astype("float16")),
-        lambda master: (master, master.copy()),
+        lambda master: [nd.zeros_like(master), [nd.ones_like(master), master], None],
+        lambda master: (nd.zeros_like(master), master, (master.copy(),)),
     ],
 )
+def test_a_master_is_found_wherever_a_state_has_it(layout):
+    weight, adam = nd.zeros((2, 3), dtype="float16"), Nested(multi_precision=True)
+    adam.layout = layout
+    masters.check_optimizer(adam, [2])
+    state = adam.create_state_multi_precision(0, weight)
+    master, rest = masters.split(adam, weight, state)
+    assert master.dtype == np.float32
+    other = nd.ones((2, 3))
+    joined = masters.join(adam, weight, other, rest)
+    again, same_rest = masters.split(adam, weight, joined)
+    assert again is other
+    assert type(joined) is type(state)
+    assert repr(same_rest) == repr(rest)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [lambda m: (None, m * 0), lambda m: (m, m.copy()), lambda m: (None, m.astype("float16"))],
+)
 def test_an_optimizer_without_one_master_is_refused(layout):
-    optimizer = Own(multi_precision=True)
+    optimizer = Nested(multi_precision=True)
     optimizer.layout = layout
-    with pytest.raises(ValueError, match=r"^Own keeps (no|2) float32 .* is expected: return"):
+    with pytest.raises(ValueError, match=r"^Nested keeps (no|2) float32 .* is expected: return"):
         masters.check_optimizer(optimizer, [1])
 
 
 @pytest.mark.parametrize(
     "layout, second",
-    [
-        (lambda master: (None, master), True),
-        (lambda master: (master, None), False),
-        (lambda master: master, False),
-    ],
+    [(lambda m: (None, m), True), (lambda m: (m, None), False), (lambda m: (), False)],
 )
-def test_where_a_users_optimizer_has_its_master_is_asked_without_a_change(layout, second):
-    optimizer = Own(multi_precision=False)
+def test_where_an_optimizer_has_its_master_is_asked_without_a_change(layout, second):
+    optimizer = Nested(multi_precision=False)
     optimizer.layout = layout
     assert masters.keeps_master_second(optimizer, 1) is second
     assert optimizer.multi_precision is False
