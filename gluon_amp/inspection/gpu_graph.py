@@ -49,7 +49,7 @@ def _problems(graph: dict, dtypes: Dict[str, object]) -> Iterator[Problem]:
             yield Problem(node["name"], op, "exists on a CPU only")
         elif "bfloat16" in used:
             yield Problem(node["name"], op, "MXNet has no bfloat16 kernels for a GPU")
-        elif "float16" in used and cuda_kernels.float16_source(op) is None:
+        elif "float16" in used and not cuda_kernels.has_float16_kernel(op):
             yield Problem(node["name"], op, "no float16 kernel for a GPU is known")
         for body in node.get("subgraphs", ()):
             yield from _problems(body, {})  # it reads float32 and casts it itself

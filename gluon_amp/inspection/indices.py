@@ -20,19 +20,11 @@ EXACT = {
 
 
 class Index(NamedTuple):
-    """The input of an operator that holds indices.
-
-    Attributes
-    ----------
-    position : int
-    name : str
-    count : function
-        Returns how many different indices there are, None where it is unknown.
-    """
+    """The input of an operator that holds indices."""
 
     position: int
     name: str
-    count: Callable[[Operator], Optional[int]]
+    count: Callable[[Operator], Optional[int]]  # how many different ones; None if it is unknown
 
 
 def index_findings(operators: List[Operator]) -> Iterator[Finding]:

@@ -15,50 +15,24 @@ from mxnet import gluon, nd
 
 
 class Operator(NamedTuple):
-    """An operator of a graph, casts aside.
+    """An operator of a graph, casts aside."""
 
-    Attributes
-    ----------
-    block, op : str
-        The path of its block and its name in MXNet.
-    attributes : dict of str to str
-    in_float16 : bool
-        Whether it computes in float16.
-    shapes : list of tuple
-        Of its inputs; `()` where the shape is unknown.
-    dtypes : list of set of str
-        Of its inputs, each with those of the values before they were cast or moved.
-    output_dtype : str or None
-        Of its first output; None where it is unknown.
-    """
-
-    block: str
+    block: str  # the path of its block
     op: str
     attributes: Dict[str, str]
-    in_float16: bool
-    shapes: List[tuple]
-    dtypes: List[Set[str]]
-    output_dtype: Optional[str]
+    in_float16: bool  # whether it computes in float16
+    shapes: List[tuple]  # of its inputs; `()` where the shape is unknown
+    dtypes: List[Set[str]]  # of its inputs, with those of the values before a cast or a move
+    output_dtype: Optional[str]  # of its first output; None where it is unknown
 
 
 def operators(
     path: str, block: gluon.HybridBlock, inputs: Sequence[nd.NDArray] = ()
 ) -> List[Operator]:
-    """Return the operators of a block that runs one graph, in the order of the graph.
+    """Return the operators of a block, cast or with float16 parameters, in the order of its graph.
 
-    Parameters
-    ----------
-    path : str
-        Of the block in the net.
-    block : HybridBlock
-        Cast, or with float16 parameters.
-    inputs : sequence of NDArray
-        Of the block; without them the shapes of its data are unknown.
-
-    Raises
-    ------
-    ValueError
-        When the block has never run, so that it has no graph.
+    Without inputs the shapes of its data are unknown. A block that has never run, so that it has no
+    graph, is a `ValueError`.
     """
     names, symbol = _graph(path, block)
     parameters = {p.name: p for p in block.collect_params().values()}
@@ -79,7 +53,7 @@ def operators(
     float16 = {name for name, p in parameters.items() if dtype_of(p) == "float16"}
 
     nodes = graph.to_json(symbol)["nodes"]
-    shape_of, dtype_of_node = _first_outputs(symbol, nodes, shapes, dtypes)
+    shape_of, dtype_of_node = _first_outputs(nodes, shapes, dtypes)
     found = []
     for i, node in enumerate(nodes):
         if node["name"] not in plan:
@@ -136,30 +110,16 @@ _MOVING = {*graph.CASTS, *op_table.MOVES}
 
 
 def _first_outputs(
-    symbol: mx.sym.Symbol, nodes: List[dict], shapes: Dict[str, tuple], dtypes: Dict[str, str]
+    nodes: List[dict], shapes: Dict[str, tuple], dtypes: Dict[str, str]
 ) -> Tuple[List[tuple], List[Optional[str]]]:
-    """Return shape and dtype of each node's first output, `()` and None where they are unknown.
-
-    MXNet names it after the node: `'name'` for a variable, `'name_output'` for an operator with one
-    output, and `'name_output0'` for an operator with several.
-    """
-    internals = symbol.get_internals()
-    variables = {*internals.list_inputs()}
-    _, all_shapes, _ = internals.infer_shape_partial(
-        **{name: shape for name, shape in shapes.items() if name in variables}
-    )
-    _, all_dtypes, _ = internals.infer_type_partial(
-        **{name: dtype for name, dtype in dtypes.items() if name in variables}
-    )
-    by_output = {}
-    for output, shape, dtype in zip(internals.list_outputs(), all_shapes, all_dtypes):
-        # Under `npx.set_np()`, unknown shapes are None and unknown dimensions -1, and else 0.
-        shape = tuple(max(size, 0) for size in shape or ())
-        by_output.setdefault(output, (shape, None if dtype is None else dtype_name(dtype)))
-    candidates = ([node["name"] + end for end in ("", "_output", "_output0")] for node in nodes)
-    unknown = ((), None)
-    outputs = [
-        next((by_output[name] for name in names if name in by_output), unknown)
-        for names in candidates
+    """Return shape and dtype of each node's first output, `()` and None where they are unknown."""
+    outputs = graph.from_json({"nodes": nodes, "heads": [[i, 0, 0] for i in range(len(nodes))]})
+    read = {*outputs.list_inputs()}
+    shapes, dtypes = ({k: v for k, v in known.items() if k in read} for known in (shapes, dtypes))
+    # Under `npx.set_np()`, unknown shapes are None and unknown dimensions -1, and else 0.
+    found = [
+        tuple(max(size, 0) for size in shape or ())
+        for shape in outputs.infer_shape_partial(**shapes)[1]
     ]
-    return [shape for shape, _ in outputs], [dtype for _, dtype in outputs]
+    types = outputs.infer_type_partial(**dtypes)[1]
+    return found, [None if dtype is None else dtype_name(dtype) for dtype in types]

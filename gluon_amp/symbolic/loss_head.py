@@ -55,12 +55,12 @@ def scale_gradients(
     _check_heads(old, policy)
     scaled_inputs = _scaled_inputs(old, input_names)
     nodes = old["nodes"]
-    out, numbers = graph.Writer(), []  # numbers: of the old nodes, in the new graph
+    out = graph.Writer()
     written = {WRITTEN_ATTR: "True"}
     dtype = graph.MX_DTYPE_CODES["float32"]
     scale = out.emit("null", SCALE, __shape__="(1,)", __dtype__=dtype, **written)
     for i, node in enumerate(nodes):
-        inputs = [[numbers[source], *rest] for source, *rest in node["inputs"]]
+        inputs = [out.remap(entry) for entry in node["inputs"]]
         for k in scaled_inputs.get(i, ()):
             name = f"{node['name']}_{k}_scale"
             constant = out.emit("BlockGrad", f"{name}_constant", inputs[k])
@@ -69,9 +69,8 @@ def scale_gradients(
             zero = out.emit("elemwise_sub", f"{name}_zero", sign, passing)
             scaled = out.emit("broadcast_mul", f"{name}_scaled", zero, scale)
             inputs[k] = out.emit("elemwise_sub", name, constant, scaled)
-        numbers.append(out.copy(node, inputs)[0])
-    heads = [[numbers[source], *rest] for source, *rest in old["heads"]]
-    result = graph.from_json({**old, "nodes": out.nodes, "heads": heads}, like=symbol)
+        out.numbers.append(out.copy(node, inputs)[0])
+    result = graph.from_json(out.graph(old), like=symbol)
     outputs = [graph.source_of(nodes, source, CASTS) for source, *_ in old["heads"]]
     return result, {k for k, source in enumerate(outputs) if source in scaled_inputs}
 

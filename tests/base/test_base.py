@@ -1,12 +1,8 @@
-"""The room as a whole."""
+"""The version of a graph's JSON, in one place."""
 
 from pathlib import Path
 
 from gluon_amp import base
-
-
-def test_the_room_says_what_it_holds():
-    assert "The import of MXNet" in base.__doc__
 
 
 def test_the_version_of_a_graphs_json_stands_in_this_room_alone():

@@ -58,12 +58,6 @@ def test_every_write_counts_once_and_reads_do_not():
     )
 
 
-def test_the_version_of_a_view_is_that_of_its_memory():
-    array = nd.ones((4,))
-    array.wait_to_read()
-    assert version(array[2:3]) == version(array.reshape((2, 2))) == version(array)
-
-
 def test_an_array_that_is_being_written_has_no_version():
     array = nd.ones((4,))
     array.wait_to_read()

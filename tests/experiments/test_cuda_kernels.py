@@ -2,18 +2,23 @@
 
 from experiments.cuda_kernels import __main__ as command
 from experiments.cuda_kernels.build import LIBRARIES, SOURCES
-from gluon_amp.policy import cuda_kernels
+from gluon_amp.policy import cuda_kernels, op_table
 
 
 def test_the_table_is_compared_with_what_was_seen(capsys):
-    tables = (cuda_kernels.SWITCHES, cuda_kernels.ANY_DTYPE)
-    seen = {op: place for each in tables for place, ops in each.items() for op in ops.split()}
+    seen = command.table()
     count = len(seen) - len(command.NOT_PROBED)
     assert command.compare(seen) == 0
     assert capsys.readouterr().out == f"{count} of {count} operators are as in the table\n"
     assert command.compare({**seen, "Convolution": None}) == 1
     says = "Convolution: the table says src/operator/nn/convolution.cu:123, MXNet None\n"
     assert capsys.readouterr().out.startswith(says)
+    assert seen["Flatten"] == "cudaMemcpy"
+
+
+def test_the_library_lists_what_is_not_in_the_table():
+    names = {op for _, _, names in op_table.GROUPS for op in names.split()}
+    assert names - set(command.table()) == cuda_kernels.WITHOUT
 
 
 def test_every_source_of_a_stand_in_belongs_to_a_library():

@@ -3,17 +3,8 @@
 import pytest
 
 from gluon_amp import graph
-from gluon_amp.graph import Rounding
 
 import mxnet as mx
-
-
-def test_a_rounding_is_read_back_from_its_node():
-    rounding = Rounding("0:dot:1", "float8_e4m3", "float8_e5m2", ("forward",))
-    found = Rounding.of({"attrs": {graph.ROUNDING_ATTR: rounding.to_text()}})
-    assert (found.key, found.compute, found.gradients) == rounding[:3]
-    assert list(found.wide) == ["forward"]
-    assert Rounding.of({"attrs": {}}) is None
 
 
 @pytest.mark.parametrize("name", graph.OWN_ATTRS)

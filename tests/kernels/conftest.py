@@ -14,3 +14,11 @@ def instruction_set(request):
         pytest.skip(f"this processor has no {request.param}")
     yield request.param
     kernels.select(None)
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """Make an empty folder the home of the user, where the cache is."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    return tmp_path

@@ -104,13 +104,6 @@ def test_a_library_is_tried_once_on_each_machine(stored, monkeypatch):
 # --------------------------------------------------------------------------------------- the folder
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    return tmp_path
-
-
 def test_the_folder_is_made_for_the_user_alone(home):
     old = os.umask(0)
     try:

@@ -47,13 +47,6 @@ def compiler_of(home, library):
     return compiler
 
 
-@pytest.fixture
-def home(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-    return tmp_path
-
-
 def fill(content=GOOD, worked_here=True):
     """Store a library in the cache, as if it was built here."""
     path = cache.folder() / f"native-{build.source_digest()}.so"

@@ -92,7 +92,7 @@ def test_an_update_writes_each_weight_as_often_as_its_optimizer_says(way, stype)
 
 
 def test_masters_of_mxnet_optimizers_are_found_in_both_layouts():
-    for name in ("sgd", "nag", "lars", "rmsprop", "adagrad", "lamb", "ftml", "adam"):
+    for name in ("sgd", "nag", "lars", "rmsprop", "adagrad", "lamb", "ftml", "dcasgd"):
         known = mx.optimizer.create(name, multi_precision=True, learning_rate=0.125)
         updater = mx.optimizer.get_updater(known)
         weight = nd.array([1.0, 2.0], dtype="float16")
@@ -137,9 +137,24 @@ def test_a_master_is_found_wherever_a_state_has_it(layout):
     assert repr(same_rest) == repr(rest)
 
 
-@pytest.mark.parametrize("layout", [lambda m: (None, m * 0), lambda m: (m, m.copy())])
+@pytest.mark.parametrize(
+    "layout",
+    [lambda m: (None, m * 0), lambda m: (m, m.copy()), lambda m: (None, m.astype("float16"))],
+)
 def test_an_optimizer_without_one_master_is_refused(layout):
     optimizer = Nested(multi_precision=True)
     optimizer.layout = layout
     with pytest.raises(ValueError, match=r"^Nested keeps (no|2) float32 .* is expected: return"):
         masters.check_optimizer(optimizer, [1])
+
+
+@pytest.mark.parametrize(
+    "layout, second",
+    [(lambda m: (None, m), True), (lambda m: (m, None), False), (lambda m: (), False)],
+)
+def test_where_an_optimizer_has_its_master_is_asked_without_a_change(layout, second):
+    optimizer = Nested(multi_precision=False)
+    optimizer.layout = layout
+    assert masters.keeps_master_second(optimizer, 1) is second
+    assert optimizer.multi_precision is False
+    assert masters.join(optimizer, nd.ones((1,)), None, "state") == "state"
