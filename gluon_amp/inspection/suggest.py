@@ -21,12 +21,13 @@ from gluon_amp.base.formats import FORMATS
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.cast import cast
+from gluon_amp.casting.parameters import contexts_of
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.inspection.diagnose import diagnose
 from gluon_amp.inspection.format_effects import effect_of
 from gluon_amp.inspection.graph_search import CallGraph
 from gluon_amp.inspection.replay import Replay, inputs_of, replaying
-from gluon_amp.inspection.values import WIDTH, is_float, paragraph, readable
+from gluon_amp.inspection.values import is_float, paragraph, readable
 from gluon_amp.policy import Policy
 from gluon_amp.policy.cast_pass import Node
 from gluon_amp.trainer.first_scale import largest_power
@@ -45,8 +46,8 @@ GAIN = 3
 # one is a sum of terms that cancel, as that of a bias before BatchNorm, and holds many roundings.
 LEAST = 1 / 8
 
+ROW = "{:26.26}{:>9}{:>10}  {}"
 HEAD = ("pin", "outputs", "gradients", "values in float32")
-WIDTHS = (26, 9, 10, WIDTH - 48)  # characters of each column
 
 
 class Unit(NamedTuple):
@@ -160,7 +161,7 @@ def suggest_policy(
     with all of them                  0         0
     float16 with these pins is within 0.016 and 0.12 of float32. A row has the
     distances without its pin.
-    amp.cast(net, amp.Policy('float16').pin(blocks=['^1$', '^0$']))
+    amp.cast(net, amp.Policy('float16').pin(blocks=['^0$', '^1$']))
     """
     policy = Policy.parse(policy)
     if policy.is_float32 or policy.studies:
@@ -174,7 +175,7 @@ def suggest_policy(
             "of output and label, such as gluon.loss.L2Loss()."
         )
     for parameter in net.collect_params().values():
-        if parameter._data is None and not parameter._deferred_init:
+        if not contexts_of(parameter):
             raise ValueError(
                 f"suggest_policy() needs values of parameter {parameter.name}, which has none: "
                 "call net.initialize() or load the parameters first."
@@ -221,27 +222,23 @@ class _Search:
         self.bounds = Distance(share, math.sqrt(share))
         self.scale = 1.0  # the largest loss scale to try
         self.distances: Dict[FrozenSet[Unit], Distance] = {}
-        self._initialize()
-        self.reference, _ = self._passes(self.wide)
-        self._check_reference()
-        # The operators that a pin can change
-        self.nodes: List[Node] = []
-        passes, nodes = self._passes(policy)
-        self.distances[frozenset()] = self._compared(passes)
-        self.nodes = [n for n in nodes if n.decision.kind not in ("float32", "uncast")]
-
-    def _initialize(self) -> None:
-        """Run the net once, which initializes parameters whose shapes were unknown."""
         cast(self.net, self.wide)
         with replaying(self.net), autograd.pause():
             _seed()
-            self.net(*self.batches[0][0])
+            self.net(*batches[0][0])  # which initializes parameters whose shapes were unknown
         cast(self.net, "float32")
+        self.reference, _ = self._passes(self.wide)
+        self._check_reference()
+        passes, nodes = self._passes(policy)
+        self.distances[frozenset()] = self._compared(passes)
+        # The operators that a pin can change
+        self.nodes = [n for n in nodes if n.decision.kind not in ("float32", "uncast")]
 
     def _check_reference(self) -> None:
+        """Raise if no comparison with float32 is possible; set the scale."""
         if not self.reference.finite:
             found = (diagnose(self.net, self.loss_fn, *batch, None) for batch in self.batches)
-            advice = next(one.advice for one in found if not one.ok)
+            advice = next((one.advice for one in found if not one.ok), "look for NaN in it.")
             raise ValueError(f"The net is not finite in float32 either, so no pin helps: {advice}")
         largest = max((np.abs(g).max(initial=0) for g in self.reference.gradients), default=0)
         if self.policy.compute_dtype == "float16" and largest:
@@ -249,7 +246,7 @@ class _Search:
             exponent = math.floor(math.log2(self.format.largest / largest))
             self.scale = min(max(2.0**exponent, FLOOR), DynamicLossScale().max_scale)
         again = self._compared(self._passes(self.wide)[0])
-        if any(x > bound for x, bound in zip(again, self.bounds)):
+        if not self._within(again):
             raise ValueError(
                 f"The net differs by {max(again):.2g} between two passes in float32, more than "
                 "roundings do: seed the random numbers that it draws, or use a loss that does not "
@@ -325,48 +322,41 @@ class _Search:
             self.distances[key] = self._compared(self._passes(self.pinned(units))[0])
         return self.distances[key]
 
-    def excess(self, units: Sequence[Unit]) -> Distance:
-        """Return the distance as a multiple of what is allowed."""
-        return Distance(*(x / bound for x, bound in zip(self.distance(units), self.bounds)))
+    def _within(self, distance: Distance) -> bool:
+        return all(x <= bound for x, bound in zip(distance, self.bounds))
 
     def pins(self) -> List[Unit]:
         """Return the units to pin."""
         blocks = [Unit("blocks", path) for path in dict.fromkeys(n.block for n in self.nodes)]
         pins: List[Unit] = []
-        for part in range(len(self.bounds)):
-            while self.excess(pins)[part] > 1:
+        for part, bound in enumerate(self.bounds):
+            found = blocks
+            while self.distance(pins)[part] > bound and found:
                 found = self._fewest(blocks, pins, part)
-                if not found:
-                    break
                 pins += found
-        allowed = [1 if x <= 1 else GAIN * x for x in self.excess(pins)]
+        reached = zip(self.distance(pins), self.bounds)
+        allowed = [bound if x <= bound else GAIN * x for x, bound in reached]
 
-        def close(units: List[Unit]) -> bool:
-            return all(x <= y for x, y in zip(self.excess(units), allowed))
+        def suffice(units: List[Unit]) -> bool:
+            return all(x <= y for x, y in zip(self.distance(units), allowed))
 
-        for pin in list(pins):
+        for pin in sorted(pins, key=blocks.index):
             others = [unit for unit in pins if unit != pin]
-            narrow = [] if close(others) else self._narrowed(pin, others)
-            if close(others + narrow):
-                pins = others + narrow
-        for pin in list(pins):
-            others = [unit for unit in pins if unit != pin]
-            pins = others if close(others) else pins
+            if not suffice(others):
+                others += self._narrowed(pin, others) or [pin]
+            pins = others if suffice(others) else pins
         return pins
 
     def _narrowed(self, pin: Unit, others: List[Unit]) -> List[Unit]:
         """Return operators to pin in place of a block, if that leaves more in low precision."""
-        ops = dict.fromkeys(node.op for node in self._in([pin]))
-        excess = self.excess(others)
-        found = self._fewest([Unit("ops", op) for op in ops], others, excess.index(max(excess)))
-        is_less = self._products(found) < self._products([pin])
-        return found if is_less or not pin.name else []
-
-    def _in(self, units: Sequence[Unit]) -> List[Node]:
-        return [node for node in self.nodes if any(unit.has(node.op, node.block) for unit in units)]
+        ops = dict.fromkeys(node.op for node in self.nodes if pin.has(node.op, node.block))
+        part = int(self.distance(others).outputs <= self.bounds.outputs)
+        found = self._fewest([Unit("ops", op) for op in ops], others, part)
+        return found if self._products(found) < self._products([pin]) or not pin.name else []
 
     def _products(self, units: Sequence[Unit]) -> int:
-        return sum(node.decision.kind == "compute" for node in self._in(units))
+        products = (node for node in self.nodes if node.decision.kind == "compute")
+        return sum(any(unit.has(node.op, node.block) for unit in units) for node in products)
 
     def _fewest(self, units: List[Unit], pins: List[Unit], part: int) -> List[Unit]:
         """Return the units to pin beside pins, early or late ones in the graph; or none."""
@@ -379,18 +369,18 @@ class _Search:
 
         `part` is the place of the distance in `Distance`.
         """
-        goal = min(self.excess(pins)[part] / GAIN, sys.float_info.max)
+        goal = min(self.distance(pins)[part] / GAIN, sys.float_info.max)
         found: List[Unit] = []
 
-        def excess(count: int) -> float:
-            return self.excess([*pins, *found, *units[:count]])[part]
+        def distance(count: int) -> float:
+            return self.distance([*pins, *found, *units[:count]])[part]
 
-        while excess(0) > goal:
+        while distance(0) > goal:
             few, enough = 0, len(units)
             while enough - few > 1:
                 middle = (few + enough) // 2
-                few, enough = (middle, enough) if excess(middle) > goal else (few, middle)
-            if excess(enough) > goal or excess(few) < GAIN * excess(enough):
+                few, enough = (middle, enough) if distance(middle) > goal else (few, middle)
+            if distance(enough) > goal or distance(few) < GAIN * distance(enough):
                 return []
             found.append(units[few])
             units = units[:few]
@@ -402,14 +392,13 @@ class _Search:
         """Return the table of the pins, what it says, and the line that casts the net."""
         rows = [(str(pin), self.distance([p for p in pins if p != pin]), pin) for pin in pins]
         rows.append(("with all of them" if pins else "without pins", self.distance(pins), None))
-        lines = [_line(HEAD)]
+        lines = [ROW.format(*HEAD)]
         for name, distance, pin in rows:
-            name = name if len(name) <= WIDTHS[0] else f"…{name[1 - WIDTHS[0] :]}"
             numbers = (f"{x:.2g}" if math.isfinite(x) else "overflow" for x in distance)
-            lines.append(_line((name, *numbers, self._values(pin) if pin else "")))
+            lines.append(ROW.format(name, *numbers, self._values(pin) if pin else "").rstrip())
         bounds = "within {:.2g} and {:.2g} of float32".format(*self.bounds)
         text = f"{self.policy.name} {'with these pins ' if pins else ''}is"
-        if max(self.excess(pins)) <= 1:
+        if self._within(self.distance(pins)):
             text += f" {bounds}."
         else:
             text += f" not {bounds}, and no other pin lowers a distance threefold."
@@ -421,9 +410,13 @@ class _Search:
     def _values(self, pin: Unit) -> str:
         """Return what the low precision does to the values that a unit reads and writes."""
         net = cast(copy.deepcopy(self.net), self.wide)
-        with self._forward(net, *self.batches[0]) as (replay, _):
-            graphs = [CallGraph(call, replay.parameters) for call in replay.calls if call.graph]
-            arrays = [array for graph in graphs for array in _tensors_of(graph, pin)]
+        arrays: List[np.ndarray] = []
+        for data, label in self.batches:
+            with self._forward(net, data, label) as (replay, _):
+                for call in replay.calls:
+                    arrays += (
+                        _tensors_of(CallGraph(call, replay.parameters), pin) if call.graph else []
+                    )
         largest = max((float(np.abs(array).max(initial=0)) for array in arrays), default=0)
         effects = [effect_of(array, self.format) for array in arrays]
         zeros = max((effect.underflow for effect in effects), default=0)
@@ -443,12 +436,6 @@ def _tensors_of(graph: CallGraph, unit: Unit) -> Iterator[np.ndarray]:
     for tensor, array in tensors.items():
         if (tensor in read or tensor[0] in own) and is_float(array):
             yield array.asnumpy()
-
-
-def _line(cells: Sequence[str]) -> str:
-    name, *numbers, values = cells
-    numbers = (f"{cell:>{width}}" for cell, width in zip(numbers, WIDTHS[1:]))
-    return "  ".join([f"{name:{WIDTHS[0]}}{''.join(numbers)}", values]).rstrip()
 
 
 def _farthest(arrays: List[np.ndarray], wide: List[np.ndarray], least: float) -> float:
