@@ -111,7 +111,7 @@ def suggest_policy(
     The loss scale is the largest one with finite gradients, up to 2**24, so no pin stands for a
     loss scale. What Python code outside the HybridBlocks computes is in float32 and not pinned.
 
-    It takes 3 passes where no pin is needed, about 10 where none helps, and 15 to 30 for each pin,
+    It takes 3 passes where no pin is needed, 10 to 25 where none helps, and 15 to 40 for each pin,
     each with new traces, and the memory of two more copies of the net. The passes run in training
     mode on copies, so the net does not change. The random numbers of numpy and Python do not
     either. MXNet's are seeded, at the end with a number drawn before.
@@ -216,7 +216,7 @@ class _Search:
         graphs = (getattr(block, "_cached_op", None) for _, block in named_blocks(net))
         self.net = copy.deepcopy(net, {id(graph): None for graph in graphs})  # not copyable
         self.loss_fn, self.batches, self.policy = loss_fn, batches, policy
-        self.wide = policy.pin(blocks=[""])  # everything in float32
+        self.wide = Policy(policy.name).pin(blocks=[""])  # everything in float32
         self.format = FORMATS[policy.compute_dtype]
         share = ROUNDOFFS * self.format.epsilon / 2
         self.bounds = Distance(share, math.sqrt(share))
@@ -231,8 +231,9 @@ class _Search:
         self._check_reference()
         passes, nodes = self._passes(policy)
         self.distances[frozenset()] = self._compared(passes)
-        # The operators that a pin can change
-        self.nodes = [n for n in nodes if n.decision.kind not in ("float32", "uncast")]
+        # The operators that a pin can change, beside those that the policy's own pins name
+        changing = (n for n in nodes if n.decision.kind not in ("float32", "uncast"))
+        self.nodes = [node for node in changing if not node.decision.pinned]
 
     def _check_reference(self) -> None:
         """Raise if no comparison with float32 is possible; set the scale."""

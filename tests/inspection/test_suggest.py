@@ -87,6 +87,13 @@ def small_squares(F, x):
     return F.broadcast_div(x, F.sqrt(F.mean(x * x, axis=1, keepdims=True)))
 
 
+def steep(F, x):
+    """Return x, whose gradient becomes 2**36 times larger on its way, and then smaller again."""
+    small = x * 2**-12 * 2**-12 * 2**-12
+    same = small * 2**12 * 2**12 * 2**12
+    return x + same - F.BlockGrad(same)
+
+
 def net_with(*layers):
     """Return layers between two Dense layers; the first one has the path '1'."""
     net = built(nn.Dense(16, in_units=16), *layers, nn.Dense(4), policy=None)
@@ -135,11 +142,12 @@ def are_close(policy, net):
         ([Planted(standardized)], ["1"]),
         ([Planted(tiny_epsilon)], []),
         ([Planted(small_squares)], ["1"]),
+        ([Planted(steep)], ["1"]),
         ([nn.Dense(16, weight_initializer=mx.init.Normal(1e5)), nn.LayerNorm()], ["1"]),
         ([nn.Dense(16, weight_initializer=mx.init.Normal(1e-9)), nn.LayerNorm(epsilon=0)], ["1"]),
         ([Planted(centered), nn.Dense(16), Planted(standardized)], ["1", "3"]),
     ],
-    ids="exp mean bias variance tiny_epsilon squares large_weight small_weight two".split(),
+    ids="exp mean bias variance epsilon squares gradient large_weight small_weight two".split(),
 )
 def test_pins_are_where_trouble_is_planted_and_are_few(layers, pins):
     net = net_with(*layers)
@@ -182,7 +190,9 @@ def test_what_is_printed(capsys):
     code = printed[printed.index("amp.cast(") :]
     eval(code, {"amp": amp, "net": net})
     assert amp.policy_of(net) == policy
-    assert policy.pins[0].ops == ("tanh",) and sorted(policy.pins[1].blocks) == ["^0$", "^1$"]
+    assert policy == FLOAT16.pin(ops=["tanh"]).pin(blocks=["^0$", "^1$"])
+    own = FLOAT16.pin(blocks=["^1$"], dtype="float16")  # which stays, though it overflows
+    assert amp.suggest_policy(net, L2, one(300), one(0), own) == own
     amp.suggest_policy(net_with(Planted(near)), CROSS_ENTROPY, data(), classes())
     assert re.search(r"\n1 +0\.\d+ +0\.\d+  to [1-9.]+, rounded by 0\.\d", capsys.readouterr().out)
     small = net_with(nn.Dense(16, weight_initializer=mx.init.Normal(1e-9)), nn.LayerNorm(epsilon=0))
