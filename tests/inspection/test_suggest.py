@@ -94,6 +94,17 @@ def steep(F, x):
     return x + same - F.BlockGrad(same)
 
 
+class Hidden(nn.HybridBlock):
+    """Returns its input; the gradient of its weight, which is 0, becomes 2**36 times smaller."""
+
+    def __init__(self):
+        super().__init__()
+        self.zero = nn.Dense(16, use_bias=False, weight_initializer="zeros")
+
+    def hybrid_forward(self, F, x):
+        return x + self.zero(x) * 2**12 * 2**12 * 2**12 * 2**-12 * 2**-12 * 2**-12
+
+
 def net_with(*layers):
     """Return layers between two Dense layers; the first one has the path '1'."""
     net = built(nn.Dense(16, in_units=16), *layers, nn.Dense(4), policy=None)
@@ -143,11 +154,12 @@ def are_close(policy, net):
         ([Planted(tiny_epsilon)], []),
         ([Planted(small_squares)], ["1"]),
         ([Planted(steep)], ["1"]),
+        ([Hidden()], ["1"]),
         ([nn.Dense(16, weight_initializer=mx.init.Normal(1e5)), nn.LayerNorm()], ["1"]),
         ([nn.Dense(16, weight_initializer=mx.init.Normal(1e-9)), nn.LayerNorm(epsilon=0)], ["1"]),
         ([Planted(centered), nn.Dense(16), Planted(standardized)], ["1", "3"]),
     ],
-    ids="exp mean bias variance epsilon squares gradient large_weight small_weight two".split(),
+    ids="exp mean bias variance epsilon squares steep hidden large_weight small_weight two".split(),
 )
 def test_pins_are_where_trouble_is_planted_and_are_few(layers, pins):
     net = net_with(*layers)
