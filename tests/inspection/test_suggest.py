@@ -181,6 +181,11 @@ def test_a_block_with_matrix_products_is_narrowed_to_an_operator():
     assert amp.suggest_policy(net, total, data(), None) == FLOAT16.pin(ops=["_plus_scalar"])
 
 
+def test_a_gradient_that_is_a_rounding_needs_no_pin():
+    net = net_with(nn.Dense(16), nn.BatchNorm())  # before which the gradient of a bias is 0
+    assert amp.suggest_policy(net, CROSS_ENTROPY, data(), classes()) == FLOAT16
+
+
 @pytest.mark.parametrize("factor", [1e6, 1e-9])
 def test_a_large_or_small_loss_needs_no_pin(factor):
     def loss_fn(out, label):
