@@ -14,8 +14,8 @@
 - To train: `Trainer`, `StepReport`, `DynamicLossScale` and its relatives, `optimizer`,
   `EMA` for averaged weights, `input_gradient` for gradient penalties.
 - To save: `save_checkpoint`, `load_checkpoint`.
-- To understand: `check`, `diagnose`, `gradient_report`, `watch`, `doctor`,
-  `accumulation_dtype`, `float_table`, `bits`.
+- To understand: `check`, `diagnose`, `suggest_policy`, `gradient_report`, `watch`,
+  `doctor`, `accumulation_dtype`, `float_table`, `bits`.
 - With Symbol and Module: `symbolic`. With an Estimator: `BatchProcessor`, `GradientUpdateHandler`,
   `CheckpointHandler`. After `mxnet.contrib.amp`: `init_trainer`, `scale_loss`, `unscale`.
 """
@@ -49,6 +49,7 @@ if TYPE_CHECKING:  # see `__getattr__`
     from gluon_amp.inspection.diagnose import Diagnosis, diagnose
     from gluon_amp.inspection.doctor import doctor
     from gluon_amp.inspection.gradient_report import gradient_report
+    from gluon_amp.inspection.suggest import suggest_policy
     from gluon_amp.inspection.watch import watch
     from gluon_amp.trainer.contrib_amp import init_trainer, scale_loss, unscale
     from gluon_amp.trainer.ema import EMA
@@ -86,6 +87,7 @@ __all__ = [
     "policy_of",
     "save_checkpoint",
     "scale_loss",
+    "suggest_policy",
     "symbolic",
     "unscale",
     "watch",
@@ -109,6 +111,7 @@ _WHEN_USED = {
     "load_checkpoint": "checkpoint",
     "save_checkpoint": "checkpoint",
     "scale_loss": "trainer.contrib_amp",
+    "suggest_policy": "inspection.suggest",
     "unscale": "trainer.contrib_amp",
     "watch": "inspection.watch",
 }

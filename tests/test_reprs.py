@@ -41,10 +41,10 @@ def test_a_trainer_names_its_optimizer_scale_and_skips(net):
     start = "Trainer(NAG, learning_rate=0.1, 6 parameters, DynamicLossScale at "
     assert repr(trainer) == f"{start}65536)"
     with mx.autograd.record():
-        loss = net(mx.nd.ones((4, 3))).sum() * 1e9
+        loss = net(mx.nd.ones((4, 3))).sum() * np.inf
     trainer.backward(loss)
     report = trainer.step(4)
-    assert repr(trainer) == f"{start}2^{int(np.log2(report.next_loss_scale))}, 1 step skipped)"
+    assert repr(trainer) == f"{start}{report.next_loss_scale:g}, 1 step skipped)"
     amp.cast(net, "float32")
     plain = amp.Trainer([net[0].bias], "sgd")
     assert repr(plain) == "Trainer(SGD, learning_rate=0.01, 1 parameter)"

@@ -15,7 +15,7 @@ from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.inspection.graph_search import LOSS, Site, backward_site, forward_site, hidden_site
-from gluon_amp.inspection.replay import Replay, replaying
+from gluon_amp.inspection.replay import Replay, inputs_of, replaying
 from gluon_amp.inspection.values import (
     Range,
     is_finite,
@@ -150,13 +150,7 @@ def diagnose(
     """
     loss_scale = resolve(loss_scale)
     scale = loss_scale.scale
-    data = tuple(data) if isinstance(data, (list, tuple)) else (data,)
-    for array in data:
-        if not isinstance(array, nd.NDArray):
-            raise TypeError(
-                f"diagnose() got data of type {type(array).__name__}, expected NDArrays as for "
-                "net(data)."
-            )
+    data = inputs_of(data, "diagnose")
     diagnosis = _bad_data(data, label) or _bad_parameter(net, data)
     if diagnosis is None:
         with replaying(net) as replay:

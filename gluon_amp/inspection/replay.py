@@ -47,6 +47,18 @@ class Call(NamedTuple):
         ]
 
 
+def inputs_of(data: object, function: str) -> Tuple[nd.NDArray, ...]:
+    """Return the inputs of a net, of which a list or tuple holds several, or raise `TypeError`."""
+    inputs = tuple(data) if isinstance(data, (list, tuple)) else (data,)
+    for array in inputs:
+        if not isinstance(array, nd.NDArray):
+            raise TypeError(
+                f"{function}() got data of type {type(array).__name__}, expected NDArrays as for "
+                "net(data)."
+            )
+    return inputs
+
+
 class Replay:
     """A forward pass and its backward passes, with gradient buffers of their own."""
 

@@ -75,6 +75,22 @@ def diagnose():
     assert isinstance(found, amp.Diagnosis)
 
 
+def averages():
+    training = Training("sgd", 8)
+    ema = amp.EMA(training.net, training.trainer, decay=0.5)
+    training.step(0)
+    assert all(map(is_of_the_kind, ema.averages.values()))
+    with ema.applied():
+        assert is_of_the_kind(training.net(batch(0)))
+
+
+def suggest_policy():
+    net = dense_net()
+    policy = amp.suggest_policy(net, l2, batch(0), kinds.ones((6, 3)))
+    assert policy == amp.Policy("float16")
+    assert is_of_the_kind(net(batch(0)))
+
+
 def watch():
     training = Training("sgd", 8)
     with amp.watch(training.net, training.trainer, every=1, what_if=["float16"]) as watched:
@@ -130,6 +146,8 @@ CALLS = {
     check: "check",
     describe: "describe",
     diagnose: "diagnose Diagnosis",
+    averages: "EMA",
+    suggest_policy: "suggest_policy",
     watch: "watch",
     gradient_report: "gradient_report",
     contrib_amp: "init_trainer scale_loss unscale",
