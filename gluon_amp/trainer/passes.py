@@ -116,11 +116,6 @@ class Passes:
             current = self.current()
             self._own = current and current.with_written(snapshots.ended(written))
 
-    @property
-    def begun(self) -> bool:
-        """Whether the trainer has run a backward pass since its last step."""
-        return self._own is not None
-
     def rescale(self, scale: float) -> None:
         """Set the loss scale in the gradients of the current passes, which were multiplied."""
         with _LOCK:

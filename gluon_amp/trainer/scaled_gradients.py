@@ -3,7 +3,7 @@
 import contextlib
 import logging
 import math
-from typing import Callable, Iterator, List, Optional, Set, Tuple
+from typing import Callable, Collection, Container, Iterator, List, Optional, Set, Tuple
 
 from gluon_amp.base.array_kinds import set_to_zero, zeros_like
 from gluon_amp.casting import snapshots, statistics
@@ -194,26 +194,28 @@ class ScaledGradients:
         losses = list(flatten(loss))
         if not losses:
             raise ValueError("backward() got no loss: pass an NDArray or a list of NDArrays.")
-        self._check_kind(accumulate)
-        earlier = clear_fresh(array for _, array in self._weights()) if accumulate else ()
         if self.scaling:
-            self._backward_scaled(losses, retain_graph, train_mode, accumulate)
+            guards.check_losses(losses)
+        self._begin_kind(accumulate)
+        weights = self._weights_on({one.context for one in losses}) if accumulate else ()
+        earlier = clear_fresh(weights)
+        if self.scaling:
+            self._backward_scaled(losses, retain_graph, train_mode, weights)
         else:
             autograd.backward(losses, retain_graph=retain_graph, train_mode=train_mode)
-            if accumulate:
-                self._add_to_sums(1.0)
+            self._add_to_sums(weights, 1.0)
         mark_fresh(earlier)
         if self.keeps_losses:
             self._losses += [one.detach() for one in losses]
 
-    def _check_kind(self, accumulate: bool) -> None:
+    def _begin_kind(self, accumulate: bool) -> None:
         """Raise an error of the caller if a backward pass cannot be added to those of its step."""
         if self._sums.in_use:
             raise RuntimeError(
                 "A backward pass follows clip_global_norm, allreduce_grads or unscale, which use "
                 "the sums of backward(accumulate=True): call step first."
             )
-        if self._sums.passes if not accumulate else self._passes.begun and not self._sums.passes:
+        if self._accumulates not in (None, accumulate):
             raise RuntimeError(
                 "The backward passes of one step have to be all with accumulate=True or all "
                 "without: call step between them."
@@ -230,9 +232,10 @@ class ScaledGradients:
                     "With several workers, a training with backward(accumulate=True) has to use it "
                     "in each step: the loss scales of its workers may differ."
                 )
+        self._accumulates = accumulate
 
-    def _backward_scaled(self, losses, retain_graph, train_mode, accumulate) -> None:
-        guards.check_losses(losses)
+    def _backward_scaled(self, losses, retain_graph, train_mode, summed) -> None:
+        """Run a scaled pass; `summed` are weights whose gradients are added to the sums."""
 
         def run(scale: float, retain_graph: bool = True) -> None:
             heads = head_gradients(losses, scale)
@@ -241,20 +244,21 @@ class ScaledGradients:
         # A SyncBatchNorm waits for all devices, so a pass on some of them may not be waited for.
         on_all_devices = {one.context for one in losses}.issuperset(self.contexts)
         if (self._loss_scale.searching or not self._heads_checked) and on_all_devices:
-            options = {"check_heads": True, "accumulate": accumulate}
-            with self.kept_pass(losses, run, retain_graph, **options) as scale:
+            with self.kept_pass(
+                losses, run, retain_graph, check_heads=True, summed=summed
+            ) as scale:
                 run(scale)
         else:
-            with self.scaled_pass(losses, accumulate) as scale:
+            with self.scaled_pass(losses, summed) as scale:
                 run(scale, retain_graph)
 
     @contextlib.contextmanager
-    def scaled_pass(self, losses=(), accumulate=False) -> Iterator[float]:
+    def scaled_pass(self, losses=(), summed=()) -> Iterator[float]:
         """Yield the scale for a backward pass, and record what the pass writes."""
-        made = self._passes.begin(afresh=accumulate)
+        made = self._passes.begin(afresh=bool(summed))
         written = statistics.begin_backward(self.statistics)
         yield made.scale
-        self._end_pass(written, losses, accumulate and made.scale)
+        self._end_pass(written, losses, summed, made.scale)
 
     @contextlib.contextmanager
     def kept_pass(
@@ -263,13 +267,13 @@ class ScaledGradients:
         run: Callable[[float], None],
         retain_graph=False,
         check_heads=False,
-        accumulate=False,
+        summed=(),
     ) -> Iterator[float]:
         """Do the same for a pass that `run` repeats at a lower scale, if it overflows.
 
         `run` keeps the graph of the pass, which is freed here.
         """
-        made = self._passes.begin(afresh=accumulate)
+        made = self._passes.begin(afresh=bool(summed))
         written = statistics.begin_backward(self.statistics)
         fitting = retried_at = None
         weights = [array for _, array in self._weights()]
@@ -290,26 +294,27 @@ class ScaledGradients:
                 if fitting and not fits and not made.beside_others:
                     retried_at = self._repeat(replay, made, fitting)
         scale = made.scale if retried_at is None else retried_at
-        self._end_pass(written, losses, accumulate and scale, fitting, retried_at)
+        self._end_pass(written, losses, summed, scale, fitting, retried_at)
 
-    def _end_pass(self, written, losses, summed_scale, fitting=None, retried_at=None) -> None:
+    def _end_pass(self, written, losses, summed, scale, fitting=None, retried_at=None) -> None:
         """Record a pass; if it is to be summed, add its gradients with this scale, or undo it."""
-        dropped = summed_scale and not self._add_to_sums(summed_scale)
-        if dropped:
+        kept = self._add_to_sums(summed, scale)
+        if not kept:
             snapshots.undo((snapshots.ended(written),))
             written = ()
         self._passes.extend(written, losses, fitting, retried_at=retried_at)
-        if dropped:
+        if not kept:
             self._passes.report(False, fitting)
 
-    def _add_to_sums(self, scale: float) -> bool:
-        """Add the gradients of a pass to the sums; return False, and drop it, if not all fit."""
-        reached = [array for _, array in self._weights() if array._fresh_grad]
-        grads = [array.grad for array in reached]
+    def _add_to_sums(self, weights: Collection[nd.NDArray], scale: float) -> bool:
+        """Add gradients of a pass to the sums; return False, and drop it, if not all are finite."""
+        reached = [weight for weight in weights if weight._fresh_grad]
+        grads = [weight.grad for weight in reached]
         if not self.scaling or all_finite(grads):
-            self._sums.add(reached, scale)
+            if weights:
+                self._sums.add(reached, scale)
             return True
-        self._sums.drop(array for array, fits in zip(reached, finite(grads)) if not fits)
+        self._sums.drop(weight for weight, fits in zip(reached, finite(grads)) if not fits)
         set_to_zero(grads)
         logger.info("Backward pass left out: gradients overflowed at loss scale %g.", scale)
         return False
@@ -349,6 +354,7 @@ class ScaledGradients:
         A skip then restores all that was written to running statistics since.
         """
         guards.check_own_weights(self.parameters)
+        self._begin_kind(accumulate=False)
         made = self._passes.begin()
         written = statistics.begin_backward(self.statistics)
         self._passes.extend(written, losses, ended=False)
@@ -359,6 +365,7 @@ class ScaledGradients:
         self._passes.end()
         self._gradients = Gradients()
         self._sums.end()
+        self._accumulates: Optional[bool] = None  # in the passes of this step
         self._losses: List[nd.NDArray] = []
         statistics.forget(undone=self.scaling)
 
@@ -508,6 +515,9 @@ class ScaledGradients:
     def _weights(self) -> List[Tuple[gluon.Parameter, nd.NDArray]]:
         """Return the trained parameters, each with its array on each device."""
         return [(param, array) for param in self._trained() for array in param.list_data()]
+
+    def _weights_on(self, contexts: Container[mx.Context]) -> List[nd.NDArray]:
+        return [array for _, array in self._weights() if array.context in contexts]
 
     def _used_grads(self) -> List[Tuple[str, list]]:
         """Return names of parameters, each with those of its gradients that this step uses.

@@ -1,11 +1,13 @@
 """Float32 sums of several passes: exact, without the passes that are not finite."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
 import gluon_amp as amp
 from gluon_amp import DynamicLossScale, Trainer
-from tests.trainer.helpers import TWO, norm_net, parameter, run, same, statistics, values
+from tests.trainer.helpers import TWO, losses_on, norm_net, parameter, run, same, statistics, values
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -181,6 +183,16 @@ def test_devices():
     assert (report.passes, report.dropped) == (2, 1)
     assert [one.asscalar() for one in p.list_data()] == [-1537.0] * 2
     assert [m.asscalar() for _, _, m in trainer.masters()] == [-1024.75 * 3 / 2] * 2
+
+
+def test_a_pass_for_each_device_in_threads():
+    p = parameter("p", [0.0], ctx=TWO)
+    trainer = trainer_of(p)
+    losses = losses_on(p, (0.25, 0.5), TWO)
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda loss: trainer.backward(loss, accumulate=True), losses))
+    report = trainer.step(1)
+    assert (report.passes, values(p)[0]) == (2, -0.75)
 
 
 class Reducing(gluon.Trainer):
