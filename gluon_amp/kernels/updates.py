@@ -39,6 +39,11 @@ def finite(arrays: Sequence[NDArray]) -> np.ndarray:
     return invoke("_gluon_amp_all_finite", arrays, num_arrays=str(len(arrays))).asnumpy() != 0
 
 
+def widen(array: NDArray) -> NDArray:
+    """Return a float16 array in float32."""
+    return invoke("_gluon_amp_widen", [array])
+
+
 def sgd_update(
     arrays: Sequence[NDArray],
     arrays_per_weight: int,

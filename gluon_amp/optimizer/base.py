@@ -239,15 +239,18 @@ def interleaved(slots):
 SGD_LIMIT = 60
 
 
-def add_multiples(arrays: List, others: List, factor: float, out: List) -> None:
-    """Set `out` to ``arrays + factor * others``, with one operator for 60 arrays of one dtype."""
+def add_multiples(arrays: List, others: List, factor: float, out: List, wd: float = 0.0) -> None:
+    """Set `out` to ``(1 + factor * wd) * arrays + factor * others``.
+
+    One operator is for 60 arrays of one dtype.
+    """
     for chunk in chunks(list(zip(arrays, others, out)), SGD_LIMIT):
         nd.multi_sgd_update(
             *(array for one in chunk for array in one[:2]),
             out=[result for _, _, result in chunk],
             num_weights=len(chunk),
             lrs=[ExactFloat(-factor)] * len(chunk),
-            wds=[0.0] * len(chunk),
+            wds=[wd] * len(chunk),
         )
 
 

@@ -17,7 +17,8 @@ from gluon_amp.base.array_kinds import of_kind
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.messages import first_few
 from gluon_amp.casting.parameters import cast_parameter
-from gluon_amp.optimizer import ExactFloat, masters
+from gluon_amp.optimizer import masters
+from gluon_amp.optimizer.arrays import add_scaled
 from gluon_amp.trainer import guards
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_steps import ScaledSteps, check_scaled
@@ -185,13 +186,16 @@ class EMA:
     def _advance(self, report: StepReport) -> None:
         if not report.applied:
             return
-        with autograd.pause():
-            for param, average in self._averages.items():
-                device = param.list_ctx()[0]
-                average = self._averages[param] = average.as_in_context(device)
-                held = (one for one in masters.held_masters(param) if one.context == device)
-                master = next(held, None)
-                _mix(average, _wide(param._data[0]) if master is None else master, self._decay)
+        averages, values = [], []
+        for param, average in self._averages.items():
+            device = param.list_ctx()[0]
+            average = self._averages[param] = average.as_in_context(device)
+            held = (one for one in masters.held_masters(param) if one.context == device)
+            master = next(held, None)
+            averages.append(average)
+            values.append(_wide(param._data[0]) if master is None else master)
+        share = np.float32(1 - float(np.float32(self._decay)))  # 1 - share is exact in float32
+        add_scaled(averages, values, float(share), wd=-1.0)
 
 
 def averages_of(trainer: ScaledSteps) -> List[EMA]:
@@ -210,13 +214,6 @@ def _first(param) -> nd.NDArray:
     """Return a copy of a parameter's master, of its first device."""
     master = masters.master_of(param)
     return _wide(param._data[0] if master is None else master).copy()
-
-
-def _mix(average: nd.NDArray, value: nd.NDArray, decay: float) -> None:
-    """Set an average, in place, to ``decay * average + (1 - decay) * value``."""
-    share = np.float32(1 - float(np.float32(decay)))  # 1 - share is exact in float32
-    # MXNet computes (1 - lr * wd) * average - lr * value in one operator.
-    nd.sgd_update(average, value.as_nd_ndarray(), lr=ExactFloat(-share), wd=-1.0, out=average)
 
 
 def _copies(param, average):

@@ -255,8 +255,8 @@ class ScaledSteps(ScaledGradients):
         self._check_and_rescale_grad(ExactFloat(factor))
         mark_fresh(gradients.fresh.values())  # gluon.Trainer reads the marks
         self._adopt_masters()
-        to_sync = self.masters() if self._sums.in_use else self._masters_to_sync()
-        seen = self._writes.sync_written(one for one in to_sync if one[1]._fresh_grad)
+        updated = [entry for entry in self._masters_to_sync() if entry[1]._fresh_grad]
+        seen = self._writes.sync_written(updated)
         if self._sums.in_use:
             self._update_with_sums()
             self._writes.record(seen, lambda weight: 1)
@@ -266,7 +266,10 @@ class ScaledSteps(ScaledGradients):
             self._writes.record(seen, writes)
 
     def _update_with_sums(self) -> None:
-        """Update masters as float32 weights, whose gradients are the sums, and round them."""
+        """Update with the sums: where an update takes no float32 gradient of a float16 weight, the
+        master as a float32 weight, which is then rounded.
+        """
+        syncs = getattr(self._optimizer, "syncs_master", lambda weight: False)
         for device, updater in enumerate(self._updaters):
             fresh, narrow = [], {}
             for index, param in enumerate(self.parameters):
@@ -274,7 +277,7 @@ class ScaledSteps(ScaledGradients):
                     continue
                 weight, gradient = param.list_data()[device], param.list_grad()[device]
                 clear_fresh([weight])
-                if np.dtype(weight.dtype) == np.float16:
+                if np.dtype(weight.dtype) == np.float16 and not syncs(weight):
                     state = updater.states[index]
                     master, rest = masters.split(self._optimizer, weight, state)
                     narrow[index] = weight, master, state

@@ -10,10 +10,10 @@ from typing import Dict, Iterable, Set, Tuple
 import numpy as np
 
 from gluon_amp.base.array_kinds import of_kind, set_to_zero
-from gluon_amp.optimizer.arrays import multiply
-from gluon_amp.optimizer.base import add_multiples, dense
+from gluon_amp.optimizer.arrays import add_scaled, multiply
+from gluon_amp.optimizer.base import dense
 
-from mxnet import autograd, gluon
+from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 
@@ -54,20 +54,14 @@ class GradientSums:
 
     def add(self, weights: Iterable[NDArray], scale: float) -> None:
         """Add the gradients of weights, divided by the scale that they carry."""
-        groups: Dict[tuple, tuple] = {}
-        for weight in weights:
-            gradient = dense(weight.grad).as_nd_ndarray()
-            context, dtype = gradient.context, np.promote_types(gradient.dtype, "float32")
-            sums, gradients = groups.setdefault((context, dtype), ([], []))
-            total = self._array(weight, dtype)
+        weights, sums = list(weights), []
+        gradients = [dense(weight.grad) for weight in weights]
+        for weight, gradient in zip(weights, gradients):
+            sums.append(self._array(weight, np.promote_types(gradient.dtype, "float32")))
             if id(weight) not in self._added:
-                set_to_zero([total])
+                set_to_zero(sums[-1:])
                 self._added.add(id(weight))
-            sums.append(total)
-            gradients.append(gradient.astype(dtype, copy=False))
-        with autograd.pause():
-            for sums, gradients in groups.values():
-                add_multiples(sums, gradients, 1 / scale, out=sums)
+        add_scaled(sums, gradients, 1 / scale)
         self.kept += 1
 
     def drop(self, not_finite: Iterable[NDArray]) -> None:
