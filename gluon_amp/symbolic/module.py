@@ -15,7 +15,9 @@ import numpy as np
 from gluon_amp.base.messages import did_you_mean
 from gluon_amp.base.mxnet_internals import create_kvstore
 from gluon_amp.casting import statistics
+from gluon_amp.graph import to_json
 from gluon_amp.lowering import check_device, delayed_scaling
+from gluon_amp.lowering.dropout import has_unrepeatable
 from gluon_amp.optimizer import create, masters
 from gluon_amp.policy import Policy
 from gluon_amp.symbolic.graphs import Graphs, Shapes
@@ -437,10 +439,16 @@ class Module(mx.mod.Module):
         if training and self._trainer is not None:
             statistics.keep(self._trainer.statistics)
         self._recorded = None
-        if training and self._trainer is not None and self._loss_scale.searching:
+        group, device_type = self._exec_group, self._context[0].device_type
+        if (
+            training
+            and self._trainer is not None
+            and self._loss_scale.searching
+            and not has_unrepeatable(to_json(group.symbol), device_type)
+        ):
             super().forward(data_batch, is_train=False)  # loads the data
-            group = self._exec_group
             try:
+                group = self._exec_group  # a new one if shapes have changed
                 self._recorded = [record(one, group.symbol, group.grad_req) for one in group.execs]
                 return
             except MXNetError:  # devices within the graph, or memory for a pass of its own

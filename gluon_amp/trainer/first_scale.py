@@ -72,14 +72,20 @@ class Replay:
     (`lowering/deconvolution`). On a CPU a replay writes running statistics.
     """
 
-    def __init__(self, losses: List[NDArray], weights: List[NDArray], run: Callable[[float], None]):
+    def __init__(
+        self,
+        losses: List[NDArray],
+        weights: List[NDArray],
+        run: Callable[[float], None],
+        may_repeat: bool,
+    ):
         self._losses, self._weights, self._run = losses, weights, run
         try:
             self._variables = variables_of(losses, weights)
         except MXNetError as error:
             self._variables, self._error = [], error
-        # What the pass adds to, where gradients are added: there is no mark of these buffers.
-        self._before = [one.grad.copy() for one in self._variables]
+        # What the pass may add to; MXNet does not show which gradients are added
+        self._before = [one.grad.copy() for one in self._variables] if may_repeat else []
 
     def written(self) -> List[NDArray]:
         """Return all gradients that the pass writes, as far as they can be found."""
@@ -145,6 +151,7 @@ def replays(
     weights: Iterable[NDArray],
     run: Callable[[float], None],
     retain_graph: bool,
+    may_repeat: bool,
 ) -> Iterator[Replay]:
     """Keep the graph of the backward pass that runs inside, and yield what replays it."""
     losses = [one.as_nd_ndarray() for one in losses]
@@ -152,7 +159,7 @@ def replays(
     weights = [weight for weight in weights if weight.context in contexts]
     marked = clear_fresh(weights)
     try:
-        yield Replay(losses, weights, run)
+        yield Replay(losses, weights, run, may_repeat)
     finally:
         mark_fresh(marked)
     if not retain_graph:

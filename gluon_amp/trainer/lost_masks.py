@@ -1,15 +1,16 @@
-"""Finds dropout whose mask is lost in a second backward pass, so that a pass is not repeated.
+"""Finds operators whose second backward pass would be another one, so that a pass is not repeated.
 
-A cast net's is not lost (`lowering/dropout.py`). This is about MXNet's own Dropout: called in a
-loss or a loop of the user, or part of a hybridized block that is not cast.
+MXNet's own Dropout drops nothing in it. That of a cast net does (`lowering/dropout.py`), so this is
+about Dropout that is called in a loss or a loop of the user, or is part of a hybridized block that
+is not cast. On a GPU, cuDNN overwrites what it keeps of an RNN.
 """
 
 import gc
-from typing import Iterator, List
+from typing import Iterator, List, Tuple
 
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.graph import to_json
-from gluon_amp.lowering.dropout import has_unrepeatable
+from gluon_amp.lowering.dropout import has_unrepeatable, overwrites_reserve
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -17,28 +18,35 @@ from mxnet.ndarray import NDArray
 
 
 def are_in(losses: List[NDArray]) -> bool:
-    """Return whether a pass contains dropout that drops nothing when the pass runs again.
+    """Return whether a pass contains such an operator, as far as MXNet shows.
 
-    MXNet shows the operators of a pass, and of a hybridized block only the name of its output.
+    It shows the operators of a pass, and of a hybridized block only the names of its outputs. That
+    is enough for blocks that are not cast; an RNN in any other one counts on a GPU.
     """
+    device = losses[0].context.device_type
+    names: List[str] = []
     for loss in losses:
         tape = autograd.get_symbol(loss)
         try:
-            nodes = to_json(tape)
-        except mx.MXNetError:  # an operator without a text
+            operators = to_json(tape)
+        except mx.MXNetError:  # one of them has no text
             return True
-        outputs = tuple(f"_{name}" for name in _lossy_outputs())
-        names = tape.get_internals().list_outputs()
-        if has_unrepeatable(nodes) or any(name.endswith(outputs) for name in names):
+        if has_unrepeatable(operators, device):
+            return True
+        names += tape.get_internals().list_outputs()
+    for graph, outputs, is_cast in _hybridized():
+        if overwrites_reserve(graph, device):
+            return True
+        own = tuple(f"_{name}" for name in outputs)
+        if not is_cast and has_unrepeatable(graph) and any(name.endswith(own) for name in names):
             return True
     return False
 
 
-def _lossy_outputs() -> Iterator[str]:
-    """Yield the names of outputs of hybridized blocks with such dropout."""
+def _hybridized() -> Iterator[Tuple[dict, List[str], bool]]:
+    """Yield graphs, outputs, and whether their dropout can be repeated, of blocks that have run."""
     for block in gc.get_objects():
         if isinstance(block, gluon.HybridBlock) and getattr(block, "_cached_op", None):
-            cast, graph = binding_of(block), vars(block)["_cached_graph"][1]
-            repeatable = cast is not None and cast.policy.gradient_dtype == "float16"
-            if not repeatable and has_unrepeatable(to_json(graph)):
-                yield from graph.list_outputs()
+            cast, symbol = binding_of(block), vars(block)["_cached_graph"][1]
+            is_cast = cast is not None and cast.policy.gradient_dtype == "float16"
+            yield to_json(symbol), symbol.list_outputs(), is_cast

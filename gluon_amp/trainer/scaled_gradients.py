@@ -277,7 +277,8 @@ class ScaledGradients:
         written = statistics.begin_backward(self.statistics)
         fitting = retried_at = None
         weights = [array for _, array in self._weights()]
-        with first_scale.replays(losses, weights, run, retain_graph) as replay:
+        options = retain_graph, made.searching
+        with first_scale.replays(losses, weights, run, *options) as replay:
             yield made.scale
             # Wait for the pass first: on a CPU it writes statistics without MXNet's engine knowing.
             fits = all_finite([*self.gradients(), *replay.written()])

@@ -63,6 +63,12 @@ def test_which_graphs_lose_masks():
     assert found == [False, True, False, True]
 
 
+def test_cudnns_rnn_runs_backward_once():
+    rnn = mx.sym.RNN(X, mx.sym.var("w"), mx.sym.var("h"), mode="gru", state_size=2, num_layers=1)
+    found = [dropout.has_unrepeatable(to_json(rnn), device) for device in ("cpu", "gpu")]
+    assert found == [False, True]
+
+
 @pytest.mark.parametrize("policy, repeats", [("float16", True), ("bfloat16", False)])
 def test_a_cast_net(policy, repeats):
     """Under bfloat16 there is no loss scale, and dropout stays as it is."""
