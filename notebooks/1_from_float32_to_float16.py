@@ -154,8 +154,8 @@ print(f"float32: {accuracy_of(net):.1f} %")
 #
 # `amp.cast` gives matrix products float16 weights, and keeps in float32 what
 # needs float32. `amp.Trainer` keeps a float32 *master* of each float16 weight
-# and scales the loss. A dynamic scale starts high. To lower it, the trainer
-# skips a step.
+# and scales the loss. A dynamic scale starts high. If the first gradients
+# overflow, the trainer repeats the pass at a lower scale.
 #
 # On a CPU float16 is emulated: every value is rounded as a GPU would round it.
 

@@ -46,7 +46,7 @@ def are_in(losses: List[NDArray]) -> bool:
 def _hybridized() -> Iterator[Tuple[dict, List[str], bool]]:
     """Yield graphs, outputs, and whether their dropout can be repeated, of blocks that have run."""
     for block in gc.get_objects():
-        if isinstance(block, gluon.HybridBlock) and getattr(block, "_cached_op", None):
+        if issubclass(type(block), gluon.HybridBlock) and block._cached_op:
             cast, symbol = binding_of(block), vars(block)["_cached_graph"][1]
             is_cast = cast is not None and cast.policy.gradient_dtype == "float16"
             yield to_json(symbol), symbol.list_outputs(), is_cast
