@@ -15,7 +15,7 @@ from typing import Callable, Dict, Iterable, Iterator, List, Optional
 
 from gluon_amp.base.array_kinds import set_to_zero
 from gluon_amp.optimizer.arrays import all_finite, all_zero, head_gradients, restored
-from gluon_amp.trainer import lost_masks
+from gluon_amp.trainer import repeatable
 from gluon_amp.trainer.passes import clear_fresh, mark_fresh
 
 import mxnet as mx
@@ -80,10 +80,11 @@ class Replay:
         may_repeat: bool,
     ):
         self._losses, self._weights, self._run = losses, weights, run
+        self._variables, self._error = [], None
         try:
             self._variables = variables_of(losses, weights)
         except MXNetError as error:
-            self._variables, self._error = [], error
+            self._error = error
         # What the pass may add to; MXNet does not show which gradients are added
         self._before = [one.grad.copy() for one in self._variables] if may_repeat else []
 
@@ -102,7 +103,7 @@ class Replay:
 
         All buffers are restored, as other trainers and users may need what the pass wrote there.
         """
-        if not self._variables:
+        if self._error is not None:
             raise self._error
         if not gradients:
             return True
@@ -121,18 +122,20 @@ class Replay:
         """
         if not high:
             return 0.0  # an earlier pass of the step fits nowhere
-        found = 0.0
-        try:
-            for gradients in (self.written(), self.reached()):
-                fits = functools.partial(self.holds, condition=all_finite, gradients=gradients)
-                found = found or (high if fits(high) else largest_power(low, high / 2, fits) or 0.0)
-        except MXNetError:
-            return None
-        return found
+        written, own = self.written(), self.reached()
+        for gradients in (written, own) if len(own) < len(written) else (own,):
+            fits = functools.partial(self.holds, condition=all_finite, gradients=gradients)
+            try:
+                found = high if fits(high) else largest_power(low, high / 2, fits)
+            except MXNetError:
+                return None
+            if found:
+                return found
+        return 0.0
 
-    def loses_masks(self) -> bool:
-        """Return whether dropout would drop nothing if the pass were repeated."""
-        return lost_masks.are_in(self._losses)
+    def can_repeat(self) -> bool:
+        """Return whether a second run of the pass has the same dropout masks and states."""
+        return repeatable.can_repeat(self._losses)
 
     def repeat(self, scale: float, factor: float) -> None:
         """Run the pass again, and leave its gradients where the first one wrote them.

@@ -332,7 +332,7 @@ class ScaledGradients:
         The gradients of earlier passes of the step are brought to the new scale. With the margin, a
         sum of finite gradients is finite.
         """
-        if replay.loses_masks():
+        if not replay.can_repeat():
             return None
         self._loss_scale.lower_to(fitting)
         lower = self._loss_scale.checked_scale()

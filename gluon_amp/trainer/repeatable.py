@@ -1,4 +1,4 @@
-"""Finds operators whose second backward pass would be another one, so that a pass is not repeated.
+"""Finds operators whose second backward pass is another one, so that a pass cannot be repeated.
 
 MXNet's own Dropout drops nothing in it. That of a cast net does (`lowering/dropout.py`), so this is
 about Dropout that is called in a loss or a loop of the user, or is part of a hybridized block that
@@ -17,8 +17,8 @@ from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 
 
-def are_in(losses: List[NDArray]) -> bool:
-    """Return whether a pass contains such an operator, as far as MXNet shows.
+def can_repeat(losses: List[NDArray]) -> bool:
+    """Return whether a pass contains no such operator, as far as MXNet shows.
 
     It shows the operators of a pass, and of a hybridized block only the names of its outputs. That
     is enough for blocks that are not cast; an RNN in any other one counts on a GPU.
@@ -30,17 +30,17 @@ def are_in(losses: List[NDArray]) -> bool:
         try:
             operators = to_json(tape)
         except mx.MXNetError:  # one of them has no text
-            return True
+            return False
         if has_unrepeatable(operators, device):
-            return True
+            return False
         names += tape.get_internals().list_outputs()
     for graph, outputs, is_cast in _hybridized():
         if overwrites_reserve(graph, device):
-            return True
+            return False
         own = tuple(f"_{name}" for name in outputs)
         if not is_cast and has_unrepeatable(graph) and any(name.endswith(own) for name in names):
-            return True
-    return False
+            return False
+    return True
 
 
 def _hybridized() -> Iterator[Tuple[dict, List[str], bool]]:
