@@ -306,6 +306,25 @@ class WithStockDropout(nn.HybridBlock):
         return F.Dropout(self.net(x) * 2.0**8, p=0.5)
 
 
+def test_dropout_in_a_cast_child_of_a_stock_parent_is_repeated():
+    parent = nn.HybridSequential()
+    child = nn.HybridSequential()
+    child.add(nn.Dense(64, in_units=3), nn.Dropout(0.5))
+    parent.add(child, nn.HybridLambda(lambda F, x: x * 2.0**8))
+    parent.initialize(mx.init.One())
+    amp.cast(child, "float16")
+    parent.hybridize()
+    trainer = Trainer(parent.collect_params(), "sgd")
+    with autograd.record():
+        out = parent(nd.ones((2, 3)))
+        loss = out.sum()
+    trainer.backward(loss)
+    dropped = (out.asnumpy() == 0).sum(axis=0)
+    gradient = child[0].bias.grad().asnumpy() / trainer.current_pass().scale
+    assert trainer.step(1).retried
+    np.testing.assert_array_equal(gradient, (2 - dropped) * 2.0**9)
+
+
 @pytest.mark.parametrize("hybridize", [False, True])
 def test_a_pass_whose_masks_would_be_lost_is_skipped(hybridize):
     net = nn.Dense(64, in_units=3)

@@ -62,10 +62,10 @@ def test_passes_of_a_step_may_have_different_scales():
 def test_a_searched_pass_is_repeated_and_kept():
     p = parameter("p", [0.0])
     trainer = trainer_of(p, scale="dynamic")
-    report = summed(trainer, [(p, [0.5])], [(p, [2.0**8])], [(p, [2.0**13])])
-    assert (report.retried, report.passes, report.dropped) == (True, 3, 0)
+    report = summed(trainer, [(p, [0.5])], [(p, [2.0**8])], [(p, [2.0**13])], [(p, [1.0])])
+    assert (report.retried, report.passes, report.dropped) == (True, 4, 0)
     assert report.loss_scale == 0.5
-    assert trainer.master_params()["p"].asscalar() == -(0.5 + 2.0**8 + 2.0**13)
+    assert trainer.master_params()["p"].asscalar() == -(0.5 + 2.0**8 + 2.0**13 + 1)
 
 
 def test_the_scale_grows_after_steps_and_not_after_passes():
@@ -82,6 +82,7 @@ def test_a_step_without_a_finite_pass_is_skipped():
     assert (report.applied, report.passes, report.dropped) == (False, 0, 2)
     assert (report.overflow, report.next_loss_scale) == (("q",), 2.0)
     assert (values(p)[0], values(q)[0], report.skipped_total) == (1, 1, 1)
+    assert not (p.grad().asnumpy().any() or q.grad().asnumpy().any())
     assert summed(trainer, [(p, [0.5]), (q, [0.5])]).applied
     assert (values(p)[0], values(q)[0]) == (0.5, 0.5)
 
@@ -115,6 +116,16 @@ def test_one_pass_is_a_step_without_sums(optimizer):
         results.append(({k: v.asnumpy() for k, v in trainer.master_params().items()}, states))
     same(*(dict(enumerate(result.values())) for result, _ in results))
     assert results[0][1] == results[1][1]
+
+
+def test_a_write_between_steps_reaches_the_master():
+    p = parameter("p", [0.0])
+    trainer = Trainer([p], "nag", {"learning_rate": 1.0, "momentum": 0.5}, loss_scale=8)
+    for _ in range(2):
+        summed(trainer, [(p, [0.0])])
+        p.set_data(nd.array([3.0], dtype="float16"))
+    summed(trainer, [(p, [0.0])])
+    assert trainer.master_params()["p"].asscalar() == values(p)[0] == 3
 
 
 def test_a_dropped_pass_leaves_statistics_as_they_were():
