@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from gluon_amp.training.data import TrainingBatches
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.schedule import Schedule
-from tests.training.runs.engines.small import batches, dense_net, engine_of
+from tests.training.runs.engines.small import batches, dense_net, engine_of, points
 
 
 def trained(size, accumulate=1, dtype="float32", **options):
@@ -27,6 +28,15 @@ def test_accumulated_batches_are_one_large_one(dtype):
     for a, b in zip(whole_results, part_results):
         assert (a.images, a.accuracy) == (b.images, b.accuracy)
         assert b.loss == pytest.approx(a.loss, rel=1e-5 if dtype == "float32" else 1e-2)
+
+
+def test_a_batch_that_is_left_out_does_not_enter_the_mean_loss():
+    bad = points()
+    bad.points[0] = 60000  # finite, but not its products
+    engine = engine_of(dense_net(), "float16", accumulates=True)
+    loop = Loop(engine, Schedule(0.5, 1, 3, "constant"), accumulate=2)
+    result = loop.train(TrainingBatches(bad, 4), 0)
+    assert np.isfinite(result.loss) and engine.trainer.skips.total == 0
 
 
 def test_clipped_gradients_move_the_weights_less():
