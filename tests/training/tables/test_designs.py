@@ -30,7 +30,7 @@ ROWS = {
     ),
     "lstm": (
         "float32-32 .004 float16-32 .004 bfloat16-32 .004 float16-first-scale-65536-32 .004 "
-        "float16-scale-16-32 .004 float32-64 .008 float16-64 .008",
+        "float32-64 .008 float16-64 .008",
         4,
     ),
     "imagenet": ("float32-1024 .4 float16-1024 .4 float16-2048 .8", 3),
@@ -81,7 +81,6 @@ def test_a_static_scale_is_that_of_its_row():
     assert scales == {
         "float16-static-scale-128": 128.0,
         "float16-first-scale-65536-32": "dynamic:65536",
-        "float16-scale-16-32": 16.0,
     }
 
 
