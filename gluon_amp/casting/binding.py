@@ -70,7 +70,7 @@ class Cast(Mixin):
             delayed_scaling.register(binding.scales, binding.parameters_of(self))
         try:
             sparse = frozenset(s.name for s, a in zip(inputs, arrays) if is_sparse(a))
-            scaled = binding.policy.gradient_dtype == "float16"
+            scaled = binding.policy.needs_loss_scale
             lowered = lower(symbol, dtypes, device, frozen, binding.scales, sparse, scaled)
             binding.lowered = inputs, lowered
         except mx.base.MXNetError as error:

@@ -57,7 +57,7 @@ def _lowered(block: HybridBlock, inputs: list, symbol: mx.sym.Symbol) -> mx.sym.
     dtypes.update((p.name, dtype_of(p)) for p in params)
     devices = {ctx.device_type for p in params for ctx in contexts_of(p)}
     device = "gpu" if "gpu" in devices else "cpu"
-    scaled = vars(block)["_amp"].policy.gradient_dtype == "float16"
+    scaled = vars(block)["_amp"].policy.needs_loss_scale
     return lower(symbol, dtypes, device, frozen_names(params), scaled=scaled)
 
 

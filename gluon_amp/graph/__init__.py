@@ -21,6 +21,7 @@ from gluon_amp.graph.symbol_json import (
     source_of,
     to_json,
     tuple_of,
+    variables,
 )
 from gluon_amp.graph.writer import Writer, pruned
 
@@ -44,5 +45,6 @@ __all__ = [
     "source_of",
     "to_json",
     "tuple_of",
+    "variables",
     "without_own_attributes",
 ]

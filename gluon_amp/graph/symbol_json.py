@@ -83,6 +83,11 @@ def _indexed(graph: dict) -> dict:
     return {**kept, "nodes": nodes, "arg_nodes": variables}
 
 
+def variables(graph: dict) -> List[str]:
+    """Return the names of a graph's variables, in the order of its nodes."""
+    return [node["name"] for node in graph["nodes"] if node["op"] == "null"]
+
+
 def edge_dtypes(graph: dict, dtypes: Dict[str, object]) -> Dict[Tuple[int, int], str]:
     """Return the dtype of every tensor that a graph's nodes read or return, by node and output.
 

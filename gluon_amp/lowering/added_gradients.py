@@ -23,7 +23,7 @@ import json
 from typing import Dict, List, Tuple
 
 from gluon_amp import kernels
-from gluon_amp.graph import Writer, from_json
+from gluon_amp.graph import Writer, from_json, variables
 from gluon_amp.lowering import blocked, emulation
 from gluon_amp.lowering.typed_graph import TypedGraph
 
@@ -126,7 +126,7 @@ def _rewrite_bodies(i: int, node: dict, edges: Dict, device_type: str) -> dict:
         if node["op"] == "_cond" and n > 0 and unread and float_output is not None:
             body, sources = _read_inputs(body, sources, unread, float_output)
             attrs[BODY_INPUTS["_cond"][n]] = str(sources)
-        dtypes = {name: input_dtypes[k] for name, k in zip(_variables(body), sources)}
+        dtypes = {name: input_dtypes[k] for name, k in zip(variables(body), sources)}
         bodies.append(make_addable(TypedGraph.of(body, dtypes), device_type).json)
     same = all(a is b for a, b in zip(bodies, node["subgraphs"]))
     return node if same else {**node, "attrs": attrs, "subgraphs": bodies}
@@ -140,10 +140,6 @@ def _input_numbers(node: dict, n: int) -> List[int]:
     return [variables.index(v) for v in range(len(variables))]
 
 
-def _variables(body: dict) -> List[str]:
-    return [node["name"] for node in body["nodes"] if node["op"] == "null"]
-
-
 def _read_inputs(
     body: dict, sources: List[int], unread: List[int], output: int
 ) -> Tuple[dict, List[int]]:
@@ -153,7 +149,7 @@ def _read_inputs(
     float. Their gradient is zero. Return the branch, and which input each of its variables is, as
     `sources` for `body`.
     """
-    by_name = dict(zip(_variables(body), sources))
+    by_name = dict(zip(variables(body), sources))
     out, zeros = Writer(), []
     out.nodes = list(body["nodes"])
     for k in unread:

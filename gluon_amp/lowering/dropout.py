@@ -9,7 +9,7 @@ gradients and random numbers of Dropout of the data, and no gradient reaches Dro
 
 from typing import FrozenSet
 
-from gluon_amp.graph import Writer
+from gluon_amp.graph import Writer, variables
 from gluon_amp.lowering.typed_graph import TypedGraph
 
 OP = "Dropout"
@@ -22,7 +22,7 @@ def make_repeatable(graph: TypedGraph, frozen: FrozenSet[str], scaled: bool) -> 
     scale. `frozen` are the variables that get no gradient.
     """
     nodes, out = graph.json["nodes"], Writer()
-    learns = not frozen.issuperset(node["name"] for node in nodes if node["op"] == "null")
+    learns = not frozen.issuperset(variables(graph.json))
     if not scaled or not learns or all(node["op"] != OP for node in nodes):
         return graph
     for i, node in enumerate(nodes):

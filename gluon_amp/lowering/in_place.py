@@ -9,7 +9,7 @@ that computes no gradients needs none of this.
 
 from typing import Callable, Dict, FrozenSet, Optional, Tuple
 
-from gluon_amp.graph import Writer, source_of
+from gluon_amp.graph import Writer, source_of, variables
 from gluon_amp.lowering.typed_graph import TypedGraph
 
 
@@ -32,7 +32,7 @@ def avoid_faults_in(graph: dict, frozen: FrozenSet[str] = frozenset()) -> dict:
 def _rewritten(graph: dict, frozen: FrozenSet[str]) -> Optional[Writer]:
     """Write the graph in place of one; None if nothing changes."""
     out, changed = Writer(), False
-    if frozen.issuperset(n["name"] for n in graph["nodes"] if n["op"] == "null"):
+    if frozen.issuperset(variables(graph)):
         return None  # no gradient is computed
     for i, node in enumerate(graph["nodes"]):
         inputs = [out.remap(entry) for entry in node["inputs"]]

@@ -82,7 +82,12 @@ class Slot(NamedTuple):
     def set_weight(self):
         """Set the weight to its rounded master, after an update of `target`."""
         if self.master is not None:
-            nd.cast(self.master, dtype=self.weight.dtype, out=self.weight)
+            round_master(self.master, self.weight)
+
+
+def round_master(master, weight) -> None:
+    """Set a float16 weight, in place, to its rounded master."""
+    nd.cast(master.as_nd_ndarray(), dtype="float16", out=weight.as_nd_ndarray())
 
 
 def sync_master(weight, master) -> None:

@@ -137,11 +137,6 @@ def widen(weight, master) -> None:
     nd.where(same.astype("float32"), master, weight, out=weight)
 
 
-def round_to_weight(master, weight) -> None:
-    """Set a float16 weight, in place, to its rounded master."""
-    nd.cast(master.as_nd_ndarray(), dtype="float16", out=weight.as_nd_ndarray())
-
-
 def master_of(param) -> Optional[nd.NDArray]:
     """Return the float32 master of a Gluon Parameter, in sync with its weight.
 

@@ -188,6 +188,11 @@ class Policy:
         return self.compute_dtype in study.FORMATS or self.gradient_dtype != self.compute_dtype
 
     @property
+    def needs_loss_scale(self) -> bool:
+        """Whether gradients are float16, which small ones underflow and large ones overflow."""
+        return self.gradient_dtype == "float16"
+
+    @property
     def keeps_ends_wide(self) -> bool:
         """Whether the first and the last product of a net stay in float32 unless pinned."""
         return study.has_8_bits(self.compute_dtype, self.gradient_dtype)

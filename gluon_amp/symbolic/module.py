@@ -448,8 +448,7 @@ class Module(mx.mod.Module):
         ):
             super().forward(data_batch, is_train=False)  # loads the data
             try:
-                group = self._exec_group  # a new one if shapes have changed
-                self._recorded = [record(one, group.symbol, group.grad_req) for one in group.execs]
+                self._recorded = [_record(one, group.symbol, group.grad_req) for one in group.execs]
                 return
             except MXNetError:  # devices within the graph, or memory for a pass of its own
                 pass
@@ -578,11 +577,11 @@ class Module(mx.mod.Module):
 def resolve_loss_scale(loss_scale: Any, policy: Policy) -> LossScale:
     """Return a loss scale object, by default the one for the policy's gradient dtype."""
     if loss_scale is BY_DTYPE:
-        loss_scale = "dynamic" if policy.gradient_dtype == "float16" else None
+        loss_scale = "dynamic" if policy.needs_loss_scale else None
     return resolve(loss_scale)
 
 
-def record(
+def _record(
     executor: mx.executor.Executor, symbol: mx.sym.Symbol, grad_req: Dict[str, str]
 ) -> List[nd.NDArray]:
     """Run a training pass as Gluon does, into an executor's outputs; return those of the pass.

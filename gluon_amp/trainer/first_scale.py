@@ -51,20 +51,20 @@ def largest_power(low: float, high: float, fits: Fits) -> Optional[float]:
     return None if below < first else 2.0**below
 
 
-def check_heads(replay: "Replay") -> None:
+def check_heads(kept: "KeptPass") -> None:
     """Raise `ValueError` for a pass that ignores its head gradients, which no scale can reach.
 
     Gradients of zero have to follow from head gradients of zero.
     """
     try:
-        scalable = replay.holds(0.0, all_zero, replay.reached())
-    except MXNetError:  # the pass cannot be replayed, see `Replay.search`
+        scalable = kept.holds(0.0, all_zero, kept.reached())
+    except MXNetError:  # the pass cannot be replayed, see `KeptPass.search`
         return
     if not scalable:
         raise ValueError(IGNORED_HEADS)
 
 
-class Replay:
+class KeptPass:
     """A backward pass whose graph is kept, so that it can run again at other scales.
 
     `run` runs it at a scale, into the present gradient buffers. `autograd.grad` would compute in
@@ -80,17 +80,15 @@ class Replay:
         may_repeat: bool,
     ):
         self._losses, self._weights, self._run = losses, weights, run
-        self._variables, self._error = [], None
+        # All gradients that the pass writes, as far as they can be found
+        self.written: List[NDArray] = []
+        self._error: Optional[MXNetError] = None
         try:
-            self._variables = variables_of(losses, weights)
+            self.written = [one.grad for one in variables_of(losses, weights)]
         except MXNetError as error:
             self._error = error
         # What the pass may add to; MXNet does not show which gradients are added
-        self._before = [one.grad.copy() for one in self._variables] if may_repeat else []
-
-    def written(self) -> List[NDArray]:
-        """Return all gradients that the pass writes, as far as they can be found."""
-        return [one.grad for one in self._variables]
+        self._before = [one.copy() for one in self.written] if may_repeat else []
 
     def reached(self) -> List[NDArray]:
         """Return the trainer's gradients that the pass has written."""
@@ -107,8 +105,8 @@ class Replay:
             raise self._error
         if not gradients:
             return True
-        with restored(self.written()):
-            set_to_zero(self.written())  # for grad_req="add"
+        with restored(self.written):
+            set_to_zero(self.written)  # for grad_req="add"
             self._run(scale)
             return condition(gradients)
 
@@ -122,7 +120,7 @@ class Replay:
         """
         if not high:
             return 0.0  # an earlier pass of the step fits nowhere
-        written, own = self.written(), self.reached()
+        written, own = self.written, self.reached()
         for gradients in (written, own) if len(own) < len(written) else (own,):
             fits = functools.partial(self.holds, condition=all_finite, gradients=gradients)
             try:
@@ -142,7 +140,7 @@ class Replay:
 
         Buffers get what they held before the first one, times a factor, where gradients are added.
         """
-        for gradient, before in zip(self.written(), self._before):
+        for gradient, before in zip(self.written, self._before):
             before *= factor
             before.copyto(gradient)
         self._run(scale)
@@ -155,14 +153,14 @@ def replays(
     run: Callable[[float], None],
     retain_graph: bool,
     may_repeat: bool,
-) -> Iterator[Replay]:
+) -> Iterator[KeptPass]:
     """Keep the graph of the backward pass that runs inside, and yield what replays it."""
     losses = [one.as_nd_ndarray() for one in losses]
     contexts = {one.context for one in losses}
     weights = [weight for weight in weights if weight.context in contexts]
     marked = clear_fresh(weights)
     try:
-        yield Replay(losses, weights, run, may_repeat)
+        yield KeptPass(losses, weights, run, may_repeat)
     finally:
         mark_fresh(marked)
     if not retain_graph:

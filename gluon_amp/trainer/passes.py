@@ -62,10 +62,6 @@ class Pass:
         return passed if retried_at is None else replace(passed, scale=retried_at, retried=True)
 
 
-# What a step keeps of earlier passes, when its next one begins afresh
-KEPT = ("beside_others", "retried", "written")
-
-
 class Passes:
     """The passes of one trainer, beside those of others that share its loss scale."""
 
@@ -83,8 +79,13 @@ class Passes:
                 beside = self._scale.pass_is_pending
                 self._own = replace(Pass.at(self._scale), beside_others=beside)
             elif afresh:
-                kept = {name: getattr(self._own, name) for name in KEPT}
-                self._own = replace(Pass.at(self._scale), **kept)
+                own = self._own
+                self._own = replace(
+                    Pass.at(self._scale),
+                    beside_others=own.beside_others,
+                    retried=own.retried,
+                    written=own.written,
+                )
             self._scale.begin_pass(self._own)
             return self._own
 

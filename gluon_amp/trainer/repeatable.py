@@ -48,5 +48,5 @@ def _hybridized() -> Iterator[Tuple[dict, List[str], bool]]:
     for block in gc.get_objects():
         if issubclass(type(block), gluon.HybridBlock) and block._cached_op:
             cast, symbol = binding_of(block), vars(block)["_cached_graph"][1]
-            is_cast = cast is not None and cast.policy.gradient_dtype == "float16"
+            is_cast = cast is not None and cast.policy.needs_loss_scale
             yield to_json(symbol), symbol.list_outputs(), is_cast

@@ -19,7 +19,6 @@ from gluon_amp.optimizer.arrays import (
 from gluon_amp.trainer import first_scale, guards, reduction
 from gluon_amp.trainer.contrib_amp_scaler import ContribAmpScaler
 from gluon_amp.trainer.loss_scale import (
-    MARGIN_BITS,
     DynamicLossScale,
     FiniteCheck,
     LossScale,
@@ -203,7 +202,8 @@ class ScaledGradients:
             self._backward_scaled(losses, retain_graph, train_mode, weights)
         else:
             autograd.backward(losses, retain_graph=retain_graph, train_mode=train_mode)
-            self._add_to_sums(weights, 1.0)
+            if accumulate:
+                self._add_to_sums(weights, 1.0)
         mark_fresh(earlier)
         if self.keeps_losses:
             self._losses += [one.detach() for one in losses]
@@ -278,28 +278,28 @@ class ScaledGradients:
         fitting = retried_at = None
         weights = [array for _, array in self._weights()]
         options = retain_graph, made.searching
-        with first_scale.replays(losses, weights, run, *options) as replay:
+        with first_scale.replays(losses, weights, run, *options) as kept:
             yield made.scale
             # Wait for the pass first: on a CPU it writes statistics without MXNet's engine knowing.
-            fits = all_finite([*self.gradients(), *replay.written()])
+            fits = all_finite([*self.gradients(), *kept.written])
             # Users may call backward() while recording.
             with autograd.pause(), restored(array for one in written for array in one.arrays):
                 if check_heads and not self._heads_checked:
-                    first_scale.check_heads(replay)
+                    first_scale.check_heads(kept)
                     self._heads_checked = True
                 if made.searching:
                     # Only a lower scale than that of the earlier passes is of interest.
                     high = min(one for one in (made.scale, made.fitting) if one is not None)
                     low = self._loss_scale.min_scale
-                    fitting = made.scale if fits else replay.search(low, high)
+                    fitting = made.scale if fits else kept.search(low, high)
                 if fitting and not fits and not made.beside_others:
-                    retried_at = self._repeat(replay, made, fitting)
+                    retried_at = self._repeat(kept, made, fitting)
         scale = made.scale if retried_at is None else retried_at
         self._end_pass(written, losses, summed, scale, fitting, retried_at)
 
     def _end_pass(self, written, losses, summed, scale, fitting=None, retried_at=None) -> None:
         """Record a pass; if it is to be summed, add its gradients with this scale, or undo it."""
-        kept = self._add_to_sums(summed, scale)
+        kept = not summed or self._add_to_sums(summed, scale)
         if not kept:
             snapshots.undo((snapshots.ended(written),))
             written = ()
@@ -312,8 +312,7 @@ class ScaledGradients:
         reached = [weight for weight in weights if weight._fresh_grad]
         grads = [weight.grad for weight in reached]
         if not self.scaling or all_finite(grads):
-            if weights:
-                self._sums.add(reached, scale)
+            self._sums.add(reached, scale)
             return True
         self._sums.drop(weight for weight, fits in zip(reached, finite(grads)) if not fits)
         set_to_zero(grads)
@@ -326,22 +325,21 @@ class ScaledGradients:
             self._sums.put(self._trained())
             self.mark_gradients(divisor=self.current_pass().scale)
 
-    def _repeat(self, replay: first_scale.Replay, made: Pass, fitting: float) -> Optional[float]:
+    def _repeat(self, kept: first_scale.KeptPass, made: Pass, fitting: float) -> Optional[float]:
         """Repeat an overflowed pass where it fits, with a margin; return its scale, if it can be.
 
         The gradients of earlier passes of the step are brought to the new scale. With the margin, a
         sum of finite gradients is finite.
         """
-        if not replay.can_repeat():
+        if not kept.can_repeat():
             return None
         self._loss_scale.lower_to(fitting)
         lower = self._loss_scale.checked_scale()
         if lower >= made.scale:
             return None
         factor = lower / made.scale if made.losses else 1.0  # what a user adds to has no scale
-        written = set(map(id, replay.written()))
-        multiply((grad for grad in self.gradients() if id(grad) not in written), factor)
-        replay.repeat(lower, factor)
+        multiply(self.gradients(), factor)  # those that the pass writes are set by `repeat`
+        kept.repeat(lower, factor)
         logger.info(
             "Backward pass repeated: gradients overflowed at loss scale %g and fit at %g.",
             made.scale,
@@ -488,7 +486,7 @@ class ScaledGradients:
             multiply(self.gradients(), scale / current.scale)
             self._passes.rescale(scale)
         if scale is not None and scale < current.began:
-            self._loss_scale.lower_to(scale * 2.0**MARGIN_BITS)
+            self._loss_scale.scale = scale
 
     def _smallest_of_workers(self, own: float, high: float) -> Optional[float]:
         """Return the smallest of all workers' scales up to `high`, or None if one of them is 0.

@@ -19,6 +19,7 @@ from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.lowering import delayed_scaling
 from gluon_amp.optimizer import ExactFloat, masters
 from gluon_amp.optimizer.arrays import all_finite, finite, mean, square_sums
+from gluon_amp.optimizer.base import round_master
 from gluon_amp.trainer import guards, reduction
 from gluon_amp.trainer.loss_scale import GUESS
 from gluon_amp.trainer.passes import Pass, clear_fresh, mark_fresh
@@ -201,32 +202,20 @@ class ScaledSteps(ScaledGradients):
             dropped=self._sums.dropped,
             loss=mean(self._losses) if self.keeps_losses else None,
         )
-        cause = self._veto(report)
-        if report.applied and cause is None:
+        cause = ""
+        if not report.applied:
+            report, cause = self._skip_overflow(report, checked)
+        elif self._vetoes(report):
+            self._skip()
+            self.skips = self.skips.with_one_more(in_vain=False)
+            report, cause = replace(report, applied=False), "on_step vetoed it"
+        else:
             self._apply(batch_size, stepped_on.scale / gradients.divisor, ignore_stale_grad)
             if grads:
                 self._passes.report(True)
                 self.skips = replace(self.skips, in_vain=0)
-        elif report.applied:
-            self._skip()
-            self.skips = self.skips.with_one_more(in_vain=False)
-        else:
-            flags = iter(finite(grads))
-            finite_by_name = [(name, [next(flags) for _ in arrays]) for name, arrays in checked]
-            overflow = tuple(name for name, flags in finite_by_name if not all(flags))
-            fitting = self._fitting(stepped_on) if stepped_on.searching else None
-            self._skip()
-            self._passes.report(False, fitting)
-            cause, curable = cause_of_overflow(self.parameters, stepped_on)
-            fits_nowhere = stepped_on.searching and fitting is None
-            in_vain = stepped_on.at_floor or fits_nowhere or not curable
-            self.skips = self.skips.with_one_more(in_vain)
-            report = replace(report, overflow=overflow)
         report = replace(
-            report,
-            applied=cause is None,
-            next_loss_scale=self._loss_scale.scale,
-            skipped_total=self.skips.total,
+            report, next_loss_scale=self._loss_scale.scale, skipped_total=self.skips.total
         )
         delayed_scaling.end_step(self.parameters, report.applied)
         self._end_step(report)
@@ -236,12 +225,25 @@ class ScaledSteps(ScaledGradients):
             self._report_skip(report, limit, cause)
         return report
 
-    def _veto(self, report: StepReport) -> Optional[str]:
-        """Return why a step with finite gradients is not made, if `on_step` says so."""
-        if not report.applied or self._on_step is None:
-            return None
-        answer = self._on_step(self, report)
-        return None if answer is None or answer else "on_step vetoed it"
+    def _vetoes(self, report: StepReport) -> bool:
+        """Return whether `on_step` says that an update is not to be made."""
+        answer = None if self._on_step is None else self._on_step(self, report)
+        return answer is not None and not answer
+
+    def _skip_overflow(self, report: StepReport, checked: List) -> Tuple[StepReport, str]:
+        """Skip a step whose gradients, as from `_used_grads`, overflowed; return its cause too."""
+        stepped_on = self.current_pass()
+        flags = iter(finite([grad for _, arrays in checked for grad in arrays]))
+        finite_by_name = [(name, [next(flags) for _ in arrays]) for name, arrays in checked]
+        overflow = tuple(name for name, flags in finite_by_name if not all(flags))
+        fitting = self._fitting(stepped_on) if stepped_on.searching else None
+        self._skip()
+        self._passes.report(False, fitting)
+        cause, curable = cause_of_overflow(self.parameters, stepped_on)
+        fits_nowhere = stepped_on.searching and fitting is None
+        in_vain = stepped_on.at_floor or fits_nowhere or not curable
+        self.skips = self.skips.with_one_more(in_vain)
+        return replace(report, overflow=overflow), cause
 
     def _end_step(self, report: StepReport) -> None:
         self._end_passes()
@@ -290,7 +292,7 @@ class ScaledSteps(ScaledGradients):
             finally:
                 for index, (weight, master, state) in narrow.items():
                     updater.states[index] = state
-                    masters.round_to_weight(master, weight)
+                    round_master(master, weight)
 
     def _skip(self) -> None:
         snapshots.undo(self.current_pass().written)

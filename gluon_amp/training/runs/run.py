@@ -104,7 +104,7 @@ class ImageTraining(Training):
             f"label smoothing {recipe.label_smoothing:g}" if recipe.label_smoothing else "",
             f"mixup {recipe.mixup:g}" if recipe.mixup else "",
             f"gradients clipped to {recipe.clip_grad:g}" if recipe.clip_grad else "",
-            f"average with decay {recipe.ema_decay!r}" if recipe.ema_decay else "",
+            self.average_in_words(),
             "no decay of biases and norms" if recipe.no_wd else "",
         ]
         images = f"{data.train_images} training and {data.val_images} validation images of {size}"

@@ -265,6 +265,10 @@ class Training:
         scales = "none" if isinstance(scale, NoLossScale) else f"{scale.scale:g} to begin with"
         return ", ".join([self.recipe.optimizer, *options, f"loss scale {scales}"])
 
+    def average_in_words(self) -> str:
+        """Describe the average of the weights for the plan; empty without one."""
+        return f"average with decay {self.average.decay!r}" if self.average else ""
+
     def results(self, last: Validation) -> Dict[str, Any]:
         """Return the results of images and of text, by their names in ``--summary-json``."""
         trained, scale = self.history.trained, self.engine.loss_scale

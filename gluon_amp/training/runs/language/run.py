@@ -156,8 +156,8 @@ class LanguageTraining(Training):
     def plan(self) -> List[Tuple[str, object]]:
         recipe, data = self.recipe, self.data
         devices = f"{len(self.devices)} ({', '.join(map(str, self.devices))})"
-        clipped = f", gradients clipped to {recipe.clip_grad:g}" if recipe.clip_grad else ""
-        averaged = f", average with decay {recipe.ema_decay!r}" if recipe.ema_decay else ""
+        clipped = f"gradients clipped to {recipe.clip_grad:g}" if recipe.clip_grad else ""
+        optimizer = [self.optimizer_in_words(), clipped, self.average_in_words()]
         characters = f"{self.batches.images} training and {data.val_images} validation characters"
         streams = f"{recipe.batch_size} streams per device × {devices}"
         policy = Policy(recipe.policy)
@@ -171,7 +171,7 @@ class LanguageTraining(Training):
             ("requested", f"{recipe.dtype}, {how}"),
             ("observed", _in_words(self.observed)),
             ("lr", f"{self.schedule.rate:g}, {self.schedule}"),
-            ("optimizer", f"{self.optimizer_in_words()}{clipped}{averaged}"),
+            ("optimizer", ", ".join(filter(None, optimizer))),
             ("seed", recipe.seed),
         ]
 
