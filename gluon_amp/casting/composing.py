@@ -116,7 +116,7 @@ class StockParent(Mixin):
     def _saved_graph(self, form: str) -> tuple:
         """Trace this block again, with the graphs of its cast children in the given form."""
         inputs, arguments, params = self._amp_inputs
-        with _saving(form), self.name_scope():
+        with saving(form), self.name_scope():
             out = self.hybrid_forward(mx.symbol, *arguments, **params)
         out, _ = flatten(out, "output")
         return inputs, mx.sym.Group(out, check_same_symbol_type(out))
@@ -147,7 +147,7 @@ def _prepare_tracing_parent() -> bool:
 
 
 @contextlib.contextmanager
-def _saving(form: str):
+def saving(form: str):
     _state.form = form
     try:
         yield

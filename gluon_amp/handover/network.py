@@ -1,0 +1,199 @@
+"""What leaves MXNet: a net's float32 graph with the masters, which can be run at every edge.
+
+The graph is that of inference, without casts. MXNet runs it on the CPU, and what is handed over has
+to compute the same.
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from gluon_amp import graph
+from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.base.host import host_copy
+from gluon_amp.base.messages import UsageError, first_few, reason_of
+from gluon_amp.base.mxnet_internals import NumpySymbol, RNNLayer
+from gluon_amp.casting.arguments import arrays_in
+from gluon_amp.casting.composing import saving
+from gluon_amp.casting.parameters import contexts_of
+from gluon_amp.casting.tracing import TraceError, trace
+from gluon_amp.optimizer.masters import master_of
+
+import mxnet as mx
+from mxnet import autograd, gluon
+
+# A tensor of a graph: its node and which output of it
+Edge = Tuple[int, int]
+
+
+class Network(NamedTuple):
+    """A float32 graph, as `graph.to_json` returns it, and the values of its variables."""
+
+    json: dict  # nodes have the paths of their blocks in the attribute `graph.BLOCK_ATTR`
+    inputs: Dict[str, np.ndarray]  # in the order of the call
+    parameters: Dict[str, np.ndarray]  # masters, where there are any; statistics included
+    numpy: bool  # whether the graph is one of mx.np
+
+    @property
+    def nodes(self) -> List[dict]:
+        """The graph's nodes, in topological order: the one in which Gluon called them."""
+        return self.json["nodes"]
+
+    @property
+    def outputs(self) -> List[Edge]:
+        """The edges that the net returns."""
+        return [tuple(entry[:2]) for entry in self.json["heads"]]
+
+    def path_of(self, i: int) -> str:
+        """Return the path of the block that called a node, such as `'features.0'`."""
+        return self.nodes[i]["attrs"].get(graph.BLOCK_ATTR, "")
+
+    def edges(self) -> List[Edge]:
+        """Return every tensor that a node reads or the net returns, in topological order."""
+        read = {tuple(entry[:2]) for node in self.nodes for entry in node["inputs"]}
+        return sorted(read | {*self.outputs})
+
+    def shapes(self, inputs: Dict[str, np.ndarray]) -> Dict[Edge, Tuple[int, ...]]:
+        """Return the shape of every edge for inputs of these shapes.
+
+        Raise `UsageError` if the graph does not accept them.
+        """
+        edges = self.edges()
+        arrays = {**self.parameters, **inputs}
+        symbol = self.symbol(edges)
+        known = {name: arrays[name].shape for name in symbol.list_inputs() if name in arrays}
+        try:
+            with mx.util.np_shape(self.numpy):
+                _, found, _ = symbol.infer_shape(**known)
+        except (mx.MXNetError, ValueError) as error:
+            raise UsageError(reason_of(error)) from None
+        return dict(zip(edges, found))
+
+    def dtypes(self) -> Dict[Edge, str]:
+        """Return the dtype of every edge."""
+        arrays = {**self.parameters, **self.inputs}
+        known = {name: dtype_name(array.dtype) for name, array in arrays.items()}
+        return graph.edge_dtypes(self.json, known)
+
+    def symbol(self, edges: Optional[Sequence[Edge]] = None) -> mx.sym.Symbol:
+        """Return the symbol of some edges, or of the outputs."""
+        heads = self.json["heads"] if edges is None else [[*edge, 0] for edge in edges]
+        symbol = graph.from_json({**self.json, "heads": heads})
+        return symbol.as_np_ndarray() if self.numpy else symbol
+
+    def run(
+        self, inputs: Dict[str, np.ndarray], edges: Optional[Sequence[Edge]] = None
+    ) -> List[np.ndarray]:
+        """Return the values of some edges, or of the outputs, in inference."""
+        symbol = graph.without_own_attributes(self.symbol(edges))
+        return run(symbol, {**self.parameters, **inputs})
+
+
+def run(symbol: mx.sym.Symbol, values: Dict[str, np.ndarray]) -> List[np.ndarray]:
+    """Return the outputs of a symbol on the CPU, in inference, for these values of its variables."""
+    numpy = isinstance(symbol, NumpySymbol)
+    plain = symbol.as_nd_ndarray() if numpy else symbol
+    with mx.util.np_shape(numpy), autograd.pause(train_mode=False):
+        arrays = [mx.nd.array(values[n], dtype=values[n].dtype) for n in plain.list_inputs()]
+        outputs = mx.nd.CachedOp(plain)(*arrays)
+        outputs = outputs if isinstance(outputs, list) else [outputs]
+        return [host_copy(output) for output in outputs]
+
+
+def network_of(
+    net: Union[gluon.HybridBlock, mx.mod.BaseModule], arguments: tuple, function: str
+) -> Network:
+    """Return the network that a net computes for these inputs, in inference.
+
+    `arguments` are those of a call, lists of arrays included, and `function` is named in the
+    messages. Raise `TypeError` or `UsageError` for a net that has no graph or no values, and for
+    inputs that it does not accept.
+    """
+    arrays = list(arrays_in(arguments))
+    if not arrays or not all(isinstance(array, mx.nd.NDArray) for array in arrays):
+        raise TypeError(f"{function}() needs the net's inputs, as NDArrays: pass a batch.")
+    if isinstance(net, mx.mod.BaseModule):
+        return _of_module(net, arrays, function)
+    if not isinstance(net, gluon.HybridBlock):
+        raise TypeError(
+            f"{function}() got a {type(net).__name__}, expected a HybridBlock or a Module: a "
+            "plain Block has no graph, so pass its HybridBlocks one by one."
+        )
+    _run_once(net, arguments, function)
+    called = _Caller(net) if isinstance(net, RNNLayer) else net
+    try:
+        with autograd.pause(train_mode=False), saving("plain"):
+            inputs, symbol, *_ = trace(called, "", arguments)
+    except TraceError as error:
+        raise UsageError(f"{function}(): {error}") from None
+    parameters = {param.name: param for param in net.collect_params().values()}
+    json = _in_float32(graph.to_json(symbol))
+    names = [variable.name for variable in inputs]
+    read = [name for name in graph.variables(json) if name not in names]
+    values = {name: _value_of(parameters[name]) for name in read}
+    given = {name: host_copy(array) for name, array in zip(names, arrays)}
+    return Network(json, given, values, isinstance(symbol, NumpySymbol))
+
+
+class _Caller(gluon.HybridBlock):
+    """Calls an RNN layer, which creates its first states only when it is called."""
+
+    def __init__(self, layer: gluon.HybridBlock) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def hybrid_forward(self, F, *arguments):
+        return self.layer(*arguments)
+
+
+def _run_once(net: gluon.HybridBlock, arguments: tuple, function: str) -> None:
+    """Run the net, so that all shapes are known; refuse inputs that it does not accept."""
+    missing = [name for name, param in net.collect_params().items() if not contexts_of(param)]
+    if missing:
+        raise UsageError(
+            f"{function}() got a net whose parameters have no values ({first_few(missing)}): "
+            "initialize it, or load them, first."
+        )
+    try:
+        with autograd.pause(train_mode=False):
+            mx.nd.waitall()
+            for output in arrays_in(net(*arguments)):
+                output.wait_to_read()
+    except (mx.MXNetError, ValueError, TypeError, AssertionError) as error:
+        raise UsageError(
+            f"{function}(): the net does not accept these inputs ({reason_of(error)}): pass a "
+            "batch as in training."
+        ) from None
+
+
+def _in_float32(json: dict) -> dict:
+    """Return a traced graph whose variables are not declared float16."""
+    nodes = [
+        {**node, "attrs": {k: v for k, v in node["attrs"].items() if k != "__dtype__"}}
+        if node["op"] == "null"
+        else node
+        for node in json["nodes"]
+    ]
+    return {**json, "nodes": nodes}
+
+
+def _value_of(param: gluon.Parameter) -> np.ndarray:
+    master = master_of(param)
+    value = host_copy(param.list_data()[0] if master is None else master)
+    return value.astype(np.float32) if value.dtype == np.float16 else value
+
+
+def _of_module(module: mx.mod.BaseModule, arrays: list, function: str) -> Network:
+    """Return the network of a bound Module, whose labels are not among its inputs."""
+    if not (module.binded and module.params_initialized):
+        raise UsageError(f"{function}() got a Module without values: bind and initialize it first.")
+    weights, states = module.get_params()
+    values = {name: host_copy(array) for name, array in {**weights, **states}.items()}
+    json = _in_float32(graph.to_json(graph.without_own_attributes(module.symbol)))
+    names = list(module.data_names)
+    if len(names) != len(arrays):
+        raise UsageError(
+            f"{function}() got {len(arrays)} inputs, expected {len(names)}: {first_few(names)}."
+        )
+    given = {name: host_copy(array) for name, array in zip(names, arrays)}
+    return Network(json, given, values, isinstance(module.symbol, NumpySymbol))
