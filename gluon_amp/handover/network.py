@@ -90,7 +90,7 @@ class Network(NamedTuple):
 
 
 def run(symbol: mx.sym.Symbol, values: Dict[str, np.ndarray]) -> List[np.ndarray]:
-    """Return the outputs of a symbol on the CPU, in inference, for these values of its variables."""
+    """Return the outputs of a symbol, run on the CPU in inference with these values."""
     numpy = isinstance(symbol, NumpySymbol)
     plain = symbol.as_nd_ndarray() if numpy else symbol
     with mx.util.np_shape(numpy), autograd.pause(train_mode=False):
