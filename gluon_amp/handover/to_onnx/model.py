@@ -1,0 +1,99 @@
+"""The ONNX model: what the writer has as a file's bytes, and how onnxruntime runs it."""
+
+from typing import Dict, List, Mapping, Sequence
+
+import numpy as np
+
+from gluon_amp.base.messages import UsageError, from_extra, reason_of
+from gluon_amp.handover.network import Edge, Network
+from gluon_amp.handover.to_onnx.translate import Translated
+from gluon_amp.handover.to_onnx.writer import IR_VERSION, OPSET, Tensor
+
+
+def encode(
+    network: Network, translated: Translated, outputs: Sequence[Edge], metadata: Mapping[str, str]
+) -> bytes:
+    """Return a model with some edges of the network as its outputs.
+
+    The outputs of the network are called `output`, or `output0` and so on.
+    """
+    with from_extra("export", "export_onnx() needs onnx and onnxruntime"):
+        from onnx import helper, numpy_helper
+    writer = translated.writer
+    nodes = [
+        helper.make_node(op, inputs, names, name=names[0], **_attributes(attributes))
+        for op, inputs, names, attributes in writer.nodes
+    ]
+    infos = []
+    for name, edge in zip(output_names(len(outputs)), outputs):
+        nodes.append(helper.make_node("Identity", [translated.names[edge]], [name], name=name))
+        infos.append(_info(name, translated.tensors[edge]))
+    graph = helper.make_graph(
+        nodes,
+        "gluon_amp",
+        [_info(name, tensor) for name, tensor in translated.inputs.items()],
+        infos,
+        [numpy_helper.from_array(value, name) for name, value in writer.constants.items()],
+    )
+    model = helper.make_model(
+        graph,
+        producer_name="gluon_amp",
+        opset_imports=[helper.make_opsetid("", OPSET)],
+        ir_version=IR_VERSION,
+    )
+    helper.set_model_props(model, dict(metadata))
+    return model.SerializeToString()
+
+
+def output_names(count: int) -> List[str]:
+    """Return the names of a model's outputs."""
+    return ["output"] if count == 1 else [f"output{k}" for k in range(count)]
+
+
+def _attributes(attributes: Mapping[str, object]) -> Dict[str, object]:
+    from onnx import helper, numpy_helper
+
+    def convert(value: object) -> object:
+        if isinstance(value, np.ndarray):
+            return numpy_helper.from_array(value)
+        return [int(one) for one in value] if isinstance(value, (tuple, range)) else value
+
+    found = {key: convert(value) for key, value in attributes.items()}
+    if isinstance(found.get("to"), str):
+        found["to"] = helper.np_dtype_to_tensor_dtype(np.dtype(found["to"]))
+    return found
+
+
+def _info(name: str, tensor: Tensor):
+    from onnx import helper
+
+    sizes = [
+        size if not growth else "batch" if growth == 1 else f"{growth}*batch"
+        for size, growth in zip(tensor.shape, tensor.growth)
+    ]
+    dtype = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
+    return helper.make_tensor_value_info(name, dtype, sizes)
+
+
+class Session:
+    """An ONNX model in onnxruntime, on the CPU."""
+
+    def __init__(self, model: bytes) -> None:
+        with from_extra("export", "export_onnx() needs onnx and onnxruntime"):
+            import onnxruntime
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        try:
+            self._session = onnxruntime.InferenceSession(
+                model, options, providers=["CPUExecutionProvider"]
+            )
+        except Exception as error:
+            raise UsageError(f"onnxruntime cannot load the file: {reason_of(error)}.") from None
+        self._inputs = [one.name for one in self._session.get_inputs()]
+
+    def run(self, inputs: Mapping[str, np.ndarray]) -> List[np.ndarray]:
+        """Return the outputs; inputs that the model does not read are left out."""
+        try:
+            return self._session.run(None, {name: inputs[name] for name in self._inputs})
+        except Exception as error:
+            raise UsageError(f"onnxruntime cannot run the file: {reason_of(error)}.") from None

@@ -1,0 +1,392 @@
+"""Translations of operators that move values: shapes, slices, indices, order."""
+
+from typing import Callable, Dict, List
+
+import numpy as np
+
+from gluon_amp.handover.to_onnx.writer import Node, Tensor, UntranslatableError, Writer
+
+
+def reshape(n: Node, w: Writer) -> str:
+    """Any operator that only changes the shape: the output's is known, whatever the batch."""
+    return w.reshaped(n.data, n.out)
+
+
+def transpose(n: Node, w: Writer) -> str:
+    """Permute the axes; without any given, reverse them."""
+    order = n.integers("axes", tuple(reversed(range(n.data.rank))))
+    return w.add("Transpose", n.data, perm=[n.data.axis(axis) for axis in order])
+
+
+def swap_axes(n: Node, w: Writer) -> str:
+    """Exchange two axes."""
+    order = list(range(n.data.rank))
+    a, b = (n.data.axis(n.integer(key)) for key in ("dim1", "dim2"))
+    order[a], order[b] = b, a
+    return w.add("Transpose", n.data, perm=order)
+
+
+def concat(n: Node, w: Writer) -> str:
+    """Join tensors along an axis."""
+    key = "axis" if "axis" in n.attrs else "dim"
+    parts = [one if one.dtype == n.out.dtype else w.cast(one, n.out.dtype) for one in n.inputs]
+    return w.add("Concat", *parts, axis=n.out.axis(n.integer(key, 1)))
+
+
+def stack(n: Node, w: Writer) -> str:
+    """Join tensors along a new axis."""
+    axis = n.out.axis(n.integer("axis"))
+    parts = [w.add("Unsqueeze", one, w.integers([axis])) for one in n.inputs]
+    return w.add("Concat", *parts, axis=axis)
+
+
+def split(n: Node, w: Writer) -> List[str]:
+    """Divide an axis into equal parts, which lose the axis with squeeze_axis."""
+    axis = n.data.axis(n.integer("axis", 1))
+    count = n.integer("num_outputs")
+    sizes = [n.data.shape[axis] // count] * count
+    parts = w.several(count, "Split", n.data, w.integers(sizes), axis=axis)
+    if n.flag("squeeze_axis"):
+        parts = [w.add("Squeeze", one, w.integers([axis])) for one in parts]
+    return parts
+
+
+def split_at(n: Node, w: Writer) -> List[str]:
+    """Divide an axis at some places, or into sections."""
+    axis, sections = n.data.axis(n.integer("axis")), n.integer("sections")
+    size = n.data.shape[axis]
+    begins = list(n.integers("indices"))
+    if sections:
+        begins = [k * size // sections for k in range(sections)]
+    elif not begins or begins[0] != 0:
+        begins = [0, *begins]
+    ends = [*begins[1:], size]
+    sizes = w.integers([end - begin for begin, end in zip(begins, ends)])
+    parts = w.several(len(begins), "Split", n.data, sizes, axis=axis)
+    if n.flag("squeeze_axis"):
+        parts = [w.add("Squeeze", one, w.integers([axis])) for one in parts]
+    return parts
+
+
+def slice_(n: Node, w: Writer) -> str:
+    """A slice of the first axes."""
+    value: str = n.data.name
+    begins, ends, steps = n.places("begin"), n.places("end"), n.places("step")
+    for axis, (begin, end) in enumerate(zip(begins, ends)):
+        step = (steps[axis] if axis < len(steps) else None) or 1
+        if (begin, end, step) not in ((None, None, 1), (0, None, 1)):
+            if begin is None:
+                begin = 0 if step > 0 else np.iinfo(np.int64).max
+            value = w.sliced(value, axis, begin, end, step)
+    return value if value != n.data.name else w.add("Identity", value)
+
+
+def slice_axis(n: Node, w: Writer) -> str:
+    """A slice of one axis."""
+    end = n.text("end", "None")
+    axis = n.data.axis(n.integer("axis"))
+    return w.sliced(n.data, axis, n.integer("begin"), None if end == "None" else int(end))
+
+
+def slice_like(n: Node, w: Writer) -> str:
+    """The first places of some axes, as many as another tensor has."""
+    value: str = n.data.name
+    for axis in n.axes("axes") or range(n.data.rank):
+        if n.out.growth[axis]:
+            size = w.sliced(w.sizes(n.out), 0, axis, axis + 1)
+            places = [w.integers([0]), size, w.integers([axis])]
+            value = w.add("Slice", value, *places)
+        elif n.out.shape[axis] != n.data.shape[axis]:
+            value = w.sliced(value, axis, 0, n.out.shape[axis])
+    return value if value != n.data.name else w.add("Identity", value)
+
+
+def crop(n: Node, w: Writer) -> str:
+    """The last two axes cut to a size, from an offset or around the middle."""
+    places = n.integers("offset", (0, 0))
+    if n.flag("center_crop"):
+        places = tuple((a - b) // 2 for a, b in zip(n.data.shape[2:], n.out.shape[2:]))
+    value = n.data.name
+    for axis, begin in zip((2, 3), places):
+        value = w.sliced(value, axis, begin, begin + n.out.shape[axis])
+    return value
+
+
+def expand(n: Node, w: Writer) -> str:
+    """Any operator that only broadcasts."""
+    value = n.data.name
+    if n.data.rank != n.out.rank:
+        extra = [1] * (n.out.rank - n.data.rank)
+        value = w.add("Unsqueeze", value, w.integers(range(len(extra)))) if extra else value
+    return w.add("Expand", value, w.sizes(n.out))
+
+
+def tile(n: Node, w: Writer) -> str:
+    """Repeat the whole."""
+    counts = n.integers("reps")
+    value, rank = n.data.name, n.data.rank
+    if len(counts) > rank:
+        value = w.add("Unsqueeze", value, w.integers(range(len(counts) - rank)))
+    return w.add("Tile", value, w.integers([1] * max(0, rank - len(counts)) + list(counts)))
+
+
+def repeat(n: Node, w: Writer) -> str:
+    """Repeat each value, along an axis or of the flattened tensor."""
+    data, count = n.data, n.integer("repeats")
+    value, rank, axis = data.name, data.rank, n.text("axis")
+    if axis == "None":
+        value, rank, axis = w.add("Reshape", value, w.integers([-1])), 1, 0
+    axis = int(axis) % rank
+    counts = [1] * (rank + 1)
+    counts[axis + 1] = count
+    value = w.add("Tile", w.add("Unsqueeze", value, w.integers([axis + 1])), w.integers(counts))
+    return w.reshaped(value, n.out)
+
+
+def pad(n: Node, w: Writer) -> str:
+    """Pad with a constant, with the border or with a reflection."""
+    mode = n.text("mode", "constant")
+    widths = n.integers("pad_width")
+    places = w.integers([*widths[::2], *widths[1::2]])
+    value = w.scalar(n.number("constant_value"), n.out.dtype)
+    return w.add("Pad", n.data, places, *([value] if mode == "constant" else []), mode=mode)
+
+
+def flip(n: Node, w: Writer) -> str:
+    """Reverse axes."""
+    value = n.data.name
+    for axis in n.axes() or range(n.data.rank):
+        value = w.sliced(value, axis, -1, None, -1)
+    return value
+
+
+def filled(number: float) -> Callable[[Node, Writer], str]:
+    """Return the translation of zeros or ones whose size follows the batch."""
+
+    def translate(n: Node, w: Writer) -> str:
+        value = np.array([n.number("value", number)], n.out.dtype)
+        return w.add("ConstantOfShape", w.sizes(n.out), value=value)
+
+    return translate
+
+
+def arange_like(n: Node, w: Writer) -> str:
+    """0, 1, 2 …, as many as the batch."""
+    if n.text("axis") == "None" or n.integer("repeat", 1) != 1:
+        raise UntranslatableError("a size that follows the batch without an axis")
+    zero, one = (w.scalar(k, "int64") for k in (0, 1))
+    size = w.add("Squeeze", w.sizes(n.out), w.integers([0]))
+    found = w.cast(w.add("Range", zero, size, one), n.out.dtype)
+    scaled = w.add("Mul", found, w.scalar(n.number("step", 1), n.out.dtype))
+    return w.add("Add", scaled, w.scalar(n.number("start"), n.out.dtype))
+
+
+def sizes(n: Node, w: Writer) -> str:
+    """The shape as a tensor."""
+    if n.op == "size_array":
+        return w.add("ReduceProd", w.sizes(n.data), axes=[0], keepdims=1)
+    return w.sizes(n.data)
+
+
+def _whole(indices: Tensor, w: Writer) -> str:
+    return w.cast(indices, "int64")
+
+
+def _within(indices: str, size: int, mode: str, w: Writer) -> str:
+    """Return indices that MXNet clips to the ends of an axis, or wraps around."""
+    if mode == "wrap":
+        return w.add("Mod", indices, w.scalar(size, "int64"))
+    return w.add("Clip", indices, w.scalar(0, "int64"), w.scalar(size - 1, "int64"))
+
+
+def embedding(n: Node, w: Writer) -> str:
+    """Rows of a table; indices outside of it are clipped."""
+    indices, table = n.inputs
+    return w.add("Gather", table, _within(_whole(indices, w), table.shape[0], "clip", w), axis=0)
+
+
+def take(n: Node, w: Writer) -> str:
+    """Places of an axis; those outside of it are clipped or wrapped around."""
+    data, indices = n.inputs
+    axis, mode = data.axis(n.integer("axis")), n.text("mode", "clip")
+    places = _whole(indices, w)
+    if not data.growth[axis] and mode in ("clip", "wrap"):
+        places = _within(places, data.shape[axis], mode, w)
+    return w.add("Gather", data, places, axis=axis)
+
+
+def pick(n: Node, w: Writer) -> str:
+    """One place of an axis for each row."""
+    data, indices = n.inputs
+    axis = data.axis(n.integer("axis", -1))
+    places = _within(_whole(indices, w), data.shape[axis], n.text("mode", "clip"), w)
+    if indices.rank < data.rank:
+        places = w.add("Unsqueeze", places, w.integers([axis]))
+    found = w.add("GatherElements", data, places, axis=axis)
+    return found if n.flag("keepdims") else w.add("Squeeze", found, w.integers([axis]))
+
+
+def gather_nd(n: Node, w: Writer) -> str:
+    """Values at places whose coordinates MXNet has along the first axis."""
+    data, indices = n.inputs
+    order = [*range(1, indices.rank), 0]
+    return w.add("GatherND", data, w.transposed(_whole(indices, w), order))
+
+
+def one_hot(n: Node, w: Writer) -> str:
+    """1 at a place, 0 elsewhere; a place outside has no 1."""
+    dtype, depth = n.out.dtype, n.integer("depth")
+    shape = [1] * n.data.rank + [depth]
+    places = w.constant(np.arange(depth, dtype=np.int64).reshape(shape))
+    chosen = w.add("Equal", w.add("Unsqueeze", _whole(n.data, w), w.integers([-1])), places)
+    on, off = (w.scalar(n.number(key, k), dtype) for key, k in (("on_value", 1), ("off_value", 0)))
+    return w.add("Where", chosen, on, off)
+
+
+def topk(n: Node, w: Writer) -> List[str]:
+    """The largest or smallest values of an axis, their places, or both."""
+    kind, axis = n.text("ret_typ", "indices"), n.text("axis", "-1")
+    if axis == "None" or kind == "mask":
+        raise UntranslatableError("all axes at once, or a mask: take the places along an axis")
+    axis = n.data.axis(int(axis))
+    count = n.integer("k", 1) or n.data.shape[axis]
+    return _ordered(n, w, axis, count, not n.flag("is_ascend"), kind)
+
+
+def _ordered(n: Node, w: Writer, axis: int, count: int, largest: bool, kind: str) -> List[str]:
+    values, places = w.several(
+        2, "TopK", n.data, w.integers([count]), axis=axis, largest=int(largest), sorted=1
+    )
+    found = {"value": [values], "indices": [places], "both": [values, places]}[kind]
+    return [w.cast(one, out.dtype) if one == places else one for one, out in zip(found, n.outputs)]
+
+
+def sort(n: Node, w: Writer) -> List[str]:
+    """All values of an axis in order, or their places."""
+    axis = n.text("axis", "-1")
+    if axis == "None":
+        raise UntranslatableError("all axes at once: flatten the tensor")
+    at = n.data.axis(int(axis))
+    kind = "value" if n.op == "sort" else "indices"
+    return _ordered(n, w, at, n.data.shape[at], not n.flag("is_ascend", True), kind)
+
+
+def sequence_mask(n: Node, w: Writer) -> str:
+    """A constant behind the length of each sequence."""
+    if not n.flag("use_sequence_length"):
+        return w.add("Identity", n.data)
+    inside = _in_sequence(n, w)
+    return w.add("Where", inside, n.data, w.scalar(n.number("value"), n.out.dtype))
+
+
+def _in_sequence(n: Node, w: Writer) -> str:
+    axis, data = n.integer("axis"), n.data
+    if data.growth[axis]:
+        raise UntranslatableError("a time that follows the batch")
+    shape = [1] * data.rank
+    shape[axis] = -1
+    places = np.arange(data.shape[axis], dtype=np.int64).reshape(shape)
+    limits = [1] * data.rank
+    limits[1 - axis] = -1
+    lengths = w.add("Reshape", w.cast(n.inputs[1], "int64"), w.integers(limits))
+    return w.add("Less", w.constant(places), lengths)
+
+
+def sequence_last(n: Node, w: Writer) -> str:
+    """The last step, or that at the end of each sequence."""
+    axis = n.integer("axis")
+    if not n.flag("use_sequence_length"):
+        return w.add("Gather", n.data, w.scalar(n.data.shape[axis] - 1, "int64"), axis=axis)
+    order = [axis, 1 - axis, *range(2, n.data.rank)]
+    moved = w.transposed(n.data, [order[1], order[0], *order[2:]])  # (N, T, …)
+    last = w.add("Sub", w.cast(n.inputs[1], "int64"), w.scalar(1, "int64"))
+    return w.add("GatherND", moved, w.add("Unsqueeze", last, w.integers([1])), batch_dims=1)
+
+
+def sequence_reverse(n: Node, w: Writer) -> str:
+    """Reverse the time, of each sequence up to its length."""
+    if not n.flag("use_sequence_length"):
+        return w.sliced(n.data, 0, -1, None, -1)
+    lengths = w.cast(n.inputs[1], "int64")
+    return w.add("ReverseSequence", n.data, lengths, time_axis=0, batch_axis=1)
+
+
+def depth_to_space(n: Node, w: Writer) -> str:
+    """Channels to places."""
+    return w.add("DepthToSpace", n.data, blocksize=n.integer("block_size"), mode="DCR")
+
+
+def cumsum(n: Node, w: Writer) -> str:
+    """Sums up to each place."""
+    if n.text("axis") == "None":
+        raise UntranslatableError("all axes at once: give it an axis")
+    axis = w.scalar(n.data.axis(n.integer("axis")), "int64")
+    return w.back(w.add("CumSum", w.in_float32(n.data), axis), n.out.dtype)
+
+
+def numpy_pad(n: Node, w: Writer) -> str:
+    """`mx.np.pad`."""
+    widths = np.array(eval_widths(n.text("pad_width"))).reshape(-1, 2)
+    mode = n.text("mode", "constant")
+    if mode not in ("constant", "edge", "reflect"):
+        raise UntranslatableError(f"mode {mode}")
+    places = w.integers([*widths[:, 0], *widths[:, 1]])
+    value = w.scalar(n.number("constant_values"), n.out.dtype)
+    return w.add("Pad", n.data, places, *([value] if mode == "constant" else []), mode=mode)
+
+
+def eval_widths(text: str) -> List[int]:
+    """Return the numbers in nested tuples, as MXNet writes them."""
+    return [
+        int(one)
+        for one in text.replace("(", "")
+        .replace(")", "")
+        .replace("[", "")
+        .replace("]", "")
+        .split(",")
+        if one.strip()
+    ]
+
+
+def flatten_to_two(n: Node, w: Writer) -> str:
+    """Flatten all axes but the first."""
+    return w.add("Flatten", n.data, axis=1)
+
+
+TRANSLATIONS: Dict[str, Callable] = {
+    **dict.fromkeys("Reshape reshape_like expand_dims squeeze _npx_reshape".split(), reshape),
+    **dict.fromkeys(["Flatten", "_npx_batch_flatten"], flatten_to_two),
+    "transpose": transpose,
+    "SwapAxis": swap_axes,
+    "Concat": concat,
+    "stack": stack,
+    "SliceChannel": split,
+    "_split_v2": split_at,
+    "slice": slice_,
+    "slice_axis": slice_axis,
+    "slice_like": slice_like,
+    "Crop": crop,
+    **dict.fromkeys("broadcast_to broadcast_like broadcast_axis".split(), expand),
+    "tile": tile,
+    "repeat": repeat,
+    "Pad": pad,
+    "_npi_pad": numpy_pad,
+    "reverse": flip,
+    **dict.fromkeys(["_zeros", "zeros_like", "_zeros_without_dtype"], filled(0)),
+    **dict.fromkeys(["_ones", "ones_like", "_full", "_npi_full_like"], filled(1)),
+    "_contrib_arange_like": arange_like,
+    **dict.fromkeys(["shape_array", "size_array"], sizes),
+    "Embedding": embedding,
+    "take": take,
+    "pick": pick,
+    "gather_nd": gather_nd,
+    "one_hot": one_hot,
+    "topk": topk,
+    **dict.fromkeys(["sort", "argsort"], sort),
+    "SequenceMask": sequence_mask,
+    "SequenceLast": sequence_last,
+    "SequenceReverse": sequence_reverse,
+    "depth_to_space": depth_to_space,
+    "space_to_depth": lambda n, w: w.add("SpaceToDepth", n.data, blocksize=n.integer("block_size")),
+    "cumsum": cumsum,
+}

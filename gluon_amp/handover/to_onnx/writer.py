@@ -1,0 +1,207 @@
+"""The ONNX graph that is being written: its nodes, its constants, and sizes that follow the batch.
+
+Opset 13 is declared, which runtimes of the last five years read.
+"""
+
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+
+import numpy as np
+
+from gluon_amp.graph import tuple_of
+
+OPSET = 13
+IR_VERSION = 7  # the one of opset 13
+
+# In which MXNet writes no dtype of ONNX by another name
+NUMPY_DTYPES = {"bool": "bool", **{d: d for d in "float16 float32 float64 int8 uint8".split()}}
+NUMPY_DTYPES.update(int32="int32", int64="int64")
+
+
+class Tensor(NamedTuple):
+    """A tensor of the net, which the ONNX graph has under a name.
+
+    `growth` is by how much each size grows with each sample more in the batch: 0 if it is fixed.
+    """
+
+    shape: Tuple[int, ...]
+    growth: Tuple[int, ...]
+    dtype: str
+    name: str = ""
+    value: Optional[np.ndarray] = None  # of a constant
+
+    @property
+    def fixed(self) -> bool:
+        """Whether no size depends on the batch."""
+        return not any(self.growth)
+
+    @property
+    def rank(self) -> int:
+        """The number of axes."""
+        return len(self.shape)
+
+    def axis(self, axis: int) -> int:
+        """Return an axis counted from the first."""
+        return axis + self.rank if axis < 0 else axis
+
+
+class Node(NamedTuple):
+    """An operator of the net: what it reads and returns, and its attributes as MXNet wrote them."""
+
+    op: str
+    name: str
+    path: str  # of its block
+    attrs: Dict[str, str]
+    inputs: List[Tensor]
+    outputs: List[Tensor]  # without names
+
+    @property
+    def data(self) -> Tensor:
+        """The first input."""
+        return self.inputs[0]
+
+    @property
+    def out(self) -> Tensor:
+        """The first output."""
+        return self.outputs[0]
+
+    def text(self, key: str, default: str = "None") -> str:
+        """Return an attribute as MXNet wrote it."""
+        return self.attrs.get(key, default)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        """Return an attribute that is True or False."""
+        return self.text(key, str(default)) in ("True", "1")
+
+    def number(self, key: str, default: float = 0.0) -> float:
+        """Return an attribute that is a number."""
+        return float(self.text(key, str(default)))
+
+    def integer(self, key: str, default: int = 0) -> int:
+        """Return an attribute that is a whole number."""
+        return int(self.text(key, str(default)))
+
+    def integers(self, key: str, default: Tuple[int, ...] = ()) -> Tuple[int, ...]:
+        """Return an attribute that is a tuple; the default if it is empty or None."""
+        return tuple_of(self.text(key)) or default
+
+    def places(self, key: str) -> List[Optional[int]]:
+        """Return an attribute such as `'(None, 3)'`, whose members may be None."""
+        text = self.text(key).strip("()[] ,")
+        return (
+            [None if one.strip() == "None" else int(one) for one in text.split(",")] if text else []
+        )
+
+    def axes(self, key: str = "axis") -> Optional[Tuple[int, ...]]:
+        """Return the axes that an attribute names, counted from the first; None for all of them."""
+        named = tuple_of(self.text(key))
+        return tuple(self.data.axis(axis) for axis in named) if named else None
+
+
+class Batch(NamedTuple):
+    """Where the size of the batch can be read, and the size that the shapes are known for."""
+
+    input: str
+    axis: int
+    size: int
+
+
+class UntranslatableError(ValueError):
+    """An operator, or this use of it, has no translation; the message says why, as in a clause."""
+
+
+Value = Union[str, Tensor]
+
+
+class Writer:
+    """Collects nodes and constants; each call returns the name of what it added."""
+
+    def __init__(self, batch: Batch) -> None:
+        self.nodes: List[tuple] = []  # operator, inputs, outputs, attributes
+        self.constants: Dict[str, np.ndarray] = {}
+        self.prefix = ""  # of the names of what the present operator adds
+        self._batch = batch
+        self._names: Dict[str, int] = {}
+        self._known: Dict[tuple, str] = {}  # the names of small constants
+
+    def add(self, op: str, *inputs: Value, **attributes: object) -> str:
+        """Add an operator with one output; an input that is left out is an empty name."""
+        return self.several(1, op, *inputs, **attributes)[0]
+
+    def several(self, outputs: int, op: str, *inputs: Value, **attributes: object) -> List[str]:
+        """Add an operator with several outputs."""
+        read = [one if isinstance(one, str) else one.name for one in inputs]
+        names = [self.new_name(op) for _ in range(outputs)]
+        self.nodes.append((op, read, names, attributes))
+        return names
+
+    def new_name(self, of: str) -> str:
+        """Return a name that no other tensor has."""
+        name = f"{self.prefix}/{of}" if self.prefix else of
+        count = self._names[name] = self._names.get(name, 0) + 1
+        return name if count == 1 else f"{name}_{count}"
+
+    def constant(self, value: np.ndarray, name: str = "constant") -> str:
+        """Add an array; small ones that are equal are added once."""
+        value = np.ascontiguousarray(value).reshape(np.shape(value))
+        key = (value.dtype.str, value.shape, value.tobytes()) if value.size <= 16 else None
+        if key not in self._known or key is None:
+            new = self.new_name(name)
+            self.constants[new] = value
+            if key is None:
+                return new
+            self._known[key] = new
+        return self._known[key]
+
+    def scalar(self, value: float, dtype: str) -> str:
+        """Add a number of a dtype."""
+        return self.constant(np.array(value, dtype))
+
+    def integers(self, values: Sequence[int]) -> str:
+        """Add whole numbers, as sizes, axes and places are given."""
+        return self.constant(np.array(values, np.int64))
+
+    def cast(self, value: Value, dtype: str) -> str:
+        """Add a cast to a dtype of numpy."""
+        return self.add("Cast", value, to=dtype)
+
+    def in_float32(self, value: Tensor) -> str:
+        """Return a tensor in float32, cast if it is not."""
+        return value.name if value.dtype == "float32" else self.cast(value, "float32")
+
+    def back(self, value: str, dtype: str) -> str:
+        """Return what was computed in float32 in the dtype of the net."""
+        return value if dtype == "float32" else self.cast(value, dtype)
+
+    def sizes(self, tensor: Tensor) -> str:
+        """Return the sizes of a tensor, which follow the batch."""
+        if tensor.fixed:
+            return self.integers(tensor.shape)
+        if ("sizes",) not in self._known:
+            prefix, self.prefix = self.prefix, "batch"
+            shape, axis = self.add("Shape", self._batch.input), self.integers([self._batch.axis])
+            self._known["sizes",] = self.add("Gather", shape, axis, axis=0)
+            self.prefix = prefix
+        batch = self._batch.size
+        at_zero = [size - batch * growth for size, growth in zip(tensor.shape, tensor.growth)]
+        grown = self.add("Mul", self._known["sizes",], self.integers(tensor.growth))
+        return self.add("Add", grown, self.integers(at_zero)) if any(at_zero) else grown
+
+    def reshaped(self, value: Value, to: Tensor) -> str:
+        """Reshape a tensor to the shape of another, whatever the batch."""
+        if sum(map(bool, to.growth)) > 1 or 0 in to.shape:
+            return self.add("Reshape", value, self.sizes(to))
+        sizes = [-1 if growth else size for size, growth in zip(to.shape, to.growth)]
+        return self.add("Reshape", value, self.integers(sizes))
+
+    def transposed(self, value: Value, order: Sequence[int]) -> str:
+        """Permute the axes."""
+        if list(order) == sorted(order):
+            return value if isinstance(value, str) else value.name
+        return self.add("Transpose", value, perm=list(order))
+
+    def sliced(self, value: Value, axis: int, begin: int, end: Optional[int], step: int = 1) -> str:
+        """Take a range of an axis; an end of None is that of the axis, in the step's direction."""
+        if end is None:
+            end = np.iinfo(np.int64).max if step > 0 else np.iinfo(np.int64).min
+        places = [self.integers([one]) for one in (begin, end, axis, step)]
+        return self.add("Slice", value, *places)
