@@ -17,7 +17,9 @@ from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.composing import saving
 from gluon_amp.casting.parameters import contexts_of
 from gluon_amp.casting.tracing import TraceError, trace
+from gluon_amp.lowering import lower
 from gluon_amp.optimizer.masters import master_of
+from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -29,10 +31,12 @@ Edge = Tuple[int, int]
 class Network(NamedTuple):
     """A float32 graph, as `graph.to_json` returns it, and the values of its variables."""
 
-    json: dict  # nodes have the paths of their blocks in the attribute `graph.BLOCK_ATTR`
+    json: dict
     inputs: Dict[str, np.ndarray]  # in the order of the call
     parameters: Dict[str, np.ndarray]  # masters, where there are any; statistics included
     numpy: bool  # whether the graph is one of mx.np
+    paths: Dict[str, str]  # of the block that called each node, such as 'features.0', by its name
+    cast: bool = False  # whether it has casts, which the CPU runs once they are lowered
 
     @property
     def nodes(self) -> List[dict]:
@@ -45,8 +49,8 @@ class Network(NamedTuple):
         return [tuple(entry[:2]) for entry in self.json["heads"]]
 
     def path_of(self, i: int) -> str:
-        """Return the path of the block that called a node, such as `'features.0'`."""
-        return self.nodes[i]["attrs"].get(graph.BLOCK_ATTR, "")
+        """Return the path of the block that called a node; an empty one is the net itself."""
+        return self.paths.get(self.nodes[i]["name"], "")
 
     def edges(self) -> List[Edge]:
         """Return every tensor that a node reads or the net returns, in topological order."""
@@ -85,8 +89,22 @@ class Network(NamedTuple):
         self, inputs: Dict[str, np.ndarray], edges: Optional[Sequence[Edge]] = None
     ) -> List[np.ndarray]:
         """Return the values of some edges, or of the outputs, in inference."""
-        symbol = graph.without_own_attributes(self.symbol(edges))
-        return run(symbol, {**self.parameters, **inputs})
+        values, symbol = {**self.parameters, **inputs}, self.symbol(edges)
+        if self.cast:
+            dtypes = {name: dtype_name(value.dtype) for name, value in values.items()}
+            symbol = lower(symbol, dtypes, "cpu")
+        return run(graph.without_own_attributes(symbol), values)
+
+    def under(self, policy: Policy) -> "Network":
+        """Return the cast network, whose parameters have the dtypes that a policy gives them."""
+        symbol = self.symbol()
+        dtypes = cast_pass.parameter_dtypes(symbol, policy, self.inputs)
+        json = graph.to_json(cast_pass.apply(symbol, policy, dtypes))
+        values = {
+            name: value.astype(np.float16) if dtypes[name] == "float16" else value
+            for name, value in self.parameters.items()
+        }
+        return self._replace(json=json, parameters=values, cast=True)
 
 
 def run(symbol: mx.sym.Symbol, values: Dict[str, np.ndarray]) -> List[np.ndarray]:
@@ -132,7 +150,8 @@ def network_of(
     read = [name for name in graph.variables(json) if name not in names]
     values = {name: _value_of(parameters[name]) for name in read}
     given = {name: host_copy(array) for name, array in zip(names, arrays)}
-    return Network(json, given, values, isinstance(symbol, NumpySymbol))
+    paths = {node["name"]: node["attrs"].get(graph.BLOCK_ATTR, "") for node in json["nodes"]}
+    return Network(json, given, values, isinstance(symbol, NumpySymbol), paths)
 
 
 class _Caller(gluon.HybridBlock):
@@ -196,4 +215,4 @@ def _of_module(module: mx.mod.BaseModule, arrays: list, function: str) -> Networ
             f"{function}() got {len(arrays)} inputs, expected {len(names)}: {first_few(names)}."
         )
     given = {name: host_copy(array) for name, array in zip(names, arrays)}
-    return Network(json, given, values, isinstance(module.symbol, NumpySymbol))
+    return Network(json, given, values, isinstance(module.symbol, NumpySymbol), {})

@@ -98,24 +98,15 @@ def pooling(n: Node, w: Writer) -> str:
     if kind == "max":
         window["pads"] = (*pads[:rank], *over)
         return w.add("MaxPool", data, **window)
-    if not any(over) and not any(pads):
-        found = w.add("AveragePool", data, **window)
-    else:
-        # A sum of zeros outside, by the number of places that count: known, as the sizes are.
-        filled = w.add(
-            "Pad",
-            data,
-            w.integers([0, 0, *pads[:rank], 0, 0, *over]),
-            w.scalar(0, data.dtype),
-        )
-        total = float(np.prod(window["kernel_shape"]))
-        window["pads"] = (0,) * (2 * rank)
-        found = w.add("AveragePool", filled, **window)
-        if kind == "avg":
-            counts = _counts(n, window, pads, inside)
-            found = w.add("Mul", found, w.constant((total / counts).astype(n.out.dtype)))
+    # Zeros outside count, which an average corrects: the places of each window are known. A Pad
+    # before it would be wrong: onnxruntime 1.19 fuses it, and then its zeros do not count.
+    window["pads"] = (*pads[:rank], *over)
+    found = w.add("AveragePool", data, count_include_pad=1, **window)
+    total = float(np.prod(window["kernel_shape"]))
+    if kind == "avg" and any(window["pads"]):
+        counts = _counts(n, window, pads, inside)
+        found = w.add("Mul", found, w.constant((total / counts).astype(n.out.dtype)))
     if kind == "sum":
-        total = float(np.prod(window["kernel_shape"]))
         found = w.add("Mul", found, w.scalar(total, n.out.dtype))
     return found
 

@@ -5,14 +5,12 @@ from typing import Dict, List, Mapping, Sequence
 import numpy as np
 
 from gluon_amp.base.messages import UsageError, from_extra, reason_of
-from gluon_amp.handover.network import Edge, Network
+from gluon_amp.handover.network import Edge
 from gluon_amp.handover.to_onnx.translate import Translated
 from gluon_amp.handover.to_onnx.writer import IR_VERSION, OPSET, Tensor
 
 
-def encode(
-    network: Network, translated: Translated, outputs: Sequence[Edge], metadata: Mapping[str, str]
-) -> bytes:
+def encode(translated: Translated, outputs: Sequence[Edge], metadata: Mapping[str, str]) -> bytes:
     """Return a model with some edges of the network as its outputs.
 
     The outputs of the network are called `output`, or `output0` and so on.

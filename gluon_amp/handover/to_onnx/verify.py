@@ -1,0 +1,148 @@
+"""The proof: an ONNX model is run and compared with the net before anything is written."""
+
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.handover.network import Edge, Network
+from gluon_amp.handover.rounding import distance, effect_of_rounding, largest, mean_distance
+from gluon_amp.handover.to_onnx.model import Session, encode, output_names
+from gluon_amp.handover.to_onnx.translate import Translated, with_batch
+
+BATCHES_MORE = 3  # samples more than given, in the largest batch that is tried
+FLOAT32, CAST = "float32 net", "cast net"  # what a row compares with
+AT_ONCE = 64  # edges that are compared in one run, where a difference is searched
+
+
+class Row(NamedTuple):
+    """One output of one run, compared with a net; all numbers but `agreement` are relative.
+
+    `largest` and `mean` are the differences, and `allowed` what rounding explains, each divided by
+    the output's largest value. `agreement` is the share of rows with the same largest place.
+    """
+
+    batch: Optional[int]
+    inputs: str  # 'given' or 'random'
+    output: str
+    against: str
+    largest: float
+    mean: float
+    allowed: Optional[float]
+    agreement: Optional[float]
+
+
+def compare(
+    model: bytes,
+    network: Network,
+    float32: Network,
+    others: Sequence[Tuple[str, List[np.ndarray]]],
+    batch_axes: Dict[str, Optional[int]],
+    dtype: str,
+) -> List[Row]:
+    """Return how a model's outputs differ from those of `network`, which it has to equal.
+
+    `float32` is the net of the masters, which the rows also show if it is another one. `others` are
+    outputs of further nets for the given inputs.
+    """
+    session, rows = Session(model), []
+    for kind, inputs in _trials(network.inputs, batch_axes):
+        found = session.run(inputs)
+        sizes = [inputs[n].shape[axis] for n, axis in batch_axes.items() if axis is not None]
+        about = (sizes[0] if sizes else None, kind)
+        allowed = effect_of_rounding(network, inputs, dtype=dtype)
+        name = CAST if network.cast else FLOAT32
+        rows += _rows(about, name, found, network.run(inputs), allowed)
+        if network.cast:
+            allowed = effect_of_rounding(float32, inputs, dtype=dtype)
+            rows += _rows(about, FLOAT32, found, float32.run(inputs), allowed)
+        for other, outputs in others if kind == "given" else ():
+            rows += _rows(about, other, found, outputs)
+    return rows
+
+
+def _trials(
+    inputs: Dict[str, np.ndarray], batch_axes: Dict[str, Optional[int]]
+) -> Iterator[Tuple[str, Dict[str, np.ndarray]]]:
+    """Yield the given inputs, then random ones, of several batch sizes where these may vary."""
+    yield "given", inputs
+    random = np.random.RandomState(0)
+    followed = {name: axis for name, axis in batch_axes.items() if axis is not None}
+    if not followed:
+        yield "random", {name: _like(value, random) for name, value in inputs.items()}
+        return
+    name, axis = next(iter(followed.items()))
+    for batch in (1, inputs[name].shape[axis] + BATCHES_MORE):
+        sized = with_batch(inputs, batch_axes, batch)
+        yield "random", {name: _like(value, random) for name, value in sized.items()}
+
+
+def _like(value: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+    """Return random values: floats of the same mean and deviation, integers among the given."""
+    if value.dtype.kind == "f":
+        return random.normal(value.mean(), value.std() + 1e-6, value.shape).astype(value.dtype)
+    return random.permutation(value.ravel()).reshape(value.shape)
+
+
+def _rows(
+    about: Tuple[Optional[int], str],
+    against: str,
+    found: List[np.ndarray],
+    expected: List[np.ndarray],
+    allowed: Optional[List[float]] = None,
+) -> Iterator[Row]:
+    for k, (name, x, y) in enumerate(zip(output_names(len(found)), found, expected)):
+        scale = largest(y) or 1.0
+        agreement = None
+        if y.ndim == 2 and y.shape[1] > 1 and x.shape == y.shape:
+            agreement = float((x.argmax(1) == y.argmax(1)).mean())
+        bound = allowed[k] / scale if allowed else None
+        far, mean = distance(x, y), mean_distance(x, y) if x.shape == y.shape else np.inf
+        yield Row(*about, name, against, far / scale, mean / scale, bound, agreement)
+
+
+def refuse_differences(
+    rows: List[Row], network: Network, translated: Translated, dtype: str
+) -> None:
+    """Raise `UsageError` if a row differs by more than rounding; name the first such block."""
+    wrong = [row for row in rows if row.allowed is not None and not row.largest <= row.allowed]
+    if not wrong:
+        return
+    row = max(wrong, key=lambda row: (row.against != FLOAT32 or not network.cast, row.largest))
+    if network.cast and row.against == FLOAT32:
+        raise UsageError(
+            f"export_onnx(): in float16 the net itself is {row.largest:.2g} of its largest output "
+            f"away from float32, where rounding explains {row.allowed:.2g}: pass a policy with the "
+            "pins that amp.suggest_policy finds; nothing was written."
+        )
+    raise UsageError(
+        f"export_onnx(): {row.output} of the ONNX file differs from the net by {row.largest:.2g} "
+        f"of its largest value for a batch of {row.batch} ({row.inputs} inputs), where rounding "
+        f"explains {row.allowed:.2g}{_first(network, translated, dtype)}: nothing was written."
+    )
+
+
+def _first(network: Network, translated: Translated, dtype: str) -> str:
+    """Return the first operator whose result differs, for the given inputs, as a clause."""
+    edges = [edge for edge in sorted(translated.names) if translated.tensors[edge].value is None]
+    edges = [edge for edge in edges if network.nodes[edge[0]]["op"] != "null"]
+    for begin in range(0, len(edges), AT_ONCE):
+        some = edges[begin : begin + AT_ONCE]
+        edge = _first_among(some, network, translated, dtype)
+        if edge is not None:
+            node = network.nodes[edge[0]]
+            block = network.path_of(edge[0]) or "net"
+            return f"; the first to differ is block {block}, operator {node['op']} ({node['name']})"
+    return ", though each operator by itself agrees"
+
+
+def _first_among(
+    edges: List[Edge], network: Network, translated: Translated, dtype: str
+) -> Optional[Edge]:
+    allowed = effect_of_rounding(network, network.inputs, edges, dtype, draws=1)
+    found = Session(encode(translated, edges, {})).run(network.inputs)
+    expected = network.run(network.inputs, edges)
+    for edge, x, y, bound in zip(edges, found, expected, allowed):
+        if not distance(x, y) <= 2 * bound:
+            return edge
+    return None
