@@ -26,6 +26,7 @@ COMMANDS = {
     "train-lstm": "train a character language model",
     "prepare-caltech": "download Caltech-101 or Caltech-256 and pack it for training",
     "pack": "pack folders of images into RecordIO files for training",
+    "export": "write a checkpoint's network as an ONNX file, run and compared",
     "results": "train in several dtypes over seeds, and compare their accuracies",
     "launch": "start a distributed run, here or on several machines",
 }

@@ -13,7 +13,7 @@
 - To cast: `cast`, `Policy`, `policy_of`, `describe`.
 - To train: `Trainer`, `StepReport`, `DynamicLossScale` and its relatives, `optimizer`,
   `EMA` for averaged weights, `input_gradient` for gradient penalties.
-- To save: `save_checkpoint`, `load_checkpoint`.
+- To save: `save_checkpoint`, `load_checkpoint`. To leave MXNet: `export_onnx`.
 - To understand: `check`, `diagnose`, `suggest_policy`, `gradient_report`, `watch`,
   `doctor`, `accumulation_dtype`, `float_table`, `bits`.
 - With Symbol and Module: `symbolic`. With an Estimator: `BatchProcessor`, `GradientUpdateHandler`,
@@ -43,6 +43,7 @@ if TYPE_CHECKING:  # see `__getattr__`
         CheckpointHandler,
         GradientUpdateHandler,
     )
+    from gluon_amp.handover.to_onnx.export import export_onnx
     from gluon_amp.inspection.accumulation_dtype import accumulation_dtype
     from gluon_amp.inspection.check import check
     from gluon_amp.inspection.describe import describe
@@ -78,6 +79,7 @@ __all__ = [
     "describe",
     "diagnose",
     "doctor",
+    "export_onnx",
     "float_table",
     "gradient_report",
     "init_trainer",
@@ -105,6 +107,7 @@ _WHEN_USED = {
     "describe": "inspection.describe",
     "diagnose": "inspection.diagnose",
     "doctor": "inspection.doctor",
+    "export_onnx": "handover.to_onnx.export",
     "gradient_report": "inspection.gradient_report",
     "init_trainer": "trainer.contrib_amp",
     "input_gradient": "casting.input_gradient",

@@ -90,4 +90,5 @@ def imagenet_source(
         classes=classes,
         image_shape=(3, preprocessing.size, preprocessing.size),
         class_names=tuple(class_names),
+        preprocessing=preprocessing.described(),
     )

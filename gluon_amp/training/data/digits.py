@@ -9,7 +9,7 @@ from typing import Optional, Sequence, Tuple
 import numpy as np
 
 from gluon_amp.training.data.datasets import AugmentedImages
-from gluon_amp.training.data.enlarge import enlarge
+from gluon_amp.training.data.enlarge import described, enlarge
 from gluon_amp.training.data.source import DataError, Source
 
 SIZE = 32
@@ -94,4 +94,5 @@ def open_digits(seed: int = 0, keep: Sequence[int] = range(CLASSES), size: int =
         classes=len(keep),
         image_shape=(3, size, size),
         class_names=tuple(map(str, keep)),
+        preprocessing=described(size, MEAN, STD),
     )

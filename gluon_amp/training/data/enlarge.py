@@ -1,5 +1,7 @@
 """Grey images in another size, with the same bytes on every machine."""
 
+from typing import Any, Dict
+
 import numpy as np
 
 
@@ -19,3 +21,14 @@ def enlarge(images: np.ndarray, size: int, white: int) -> np.ndarray:
     for image, out in zip(images, result):  # one by one: all of them in float64 may be gigabytes
         out[...] = np.rint(weights @ (image * 255.0) @ weights.T / (white * unit**2))
     return result
+
+
+def described(size: int, mean: float, std: float) -> Dict[str, Any]:
+    """Return what makes a grey image an input, as `Source.preprocessing` says it."""
+    return {
+        "colours": "grey from 0 to 1, three times",
+        "resize": f"to {size} x {size}",
+        "interpolation": "bilinear, without antialiasing",
+        "mean": [mean] * 3,
+        "std": [std] * 3,
+    }

@@ -10,7 +10,7 @@ from typing import Optional, Tuple
 import numpy as np
 
 from gluon_amp.training.data.datasets import AugmentedImages
-from gluon_amp.training.data.enlarge import enlarge
+from gluon_amp.training.data.enlarge import described, enlarge
 from gluon_amp.training.data.idx import read_idx
 from gluon_amp.training.data.source import DataError, Source
 
@@ -91,4 +91,5 @@ def open_fashion_mnist(folder: Path = FOLDER, seed: int = 0, size: int = SIZE) -
         classes=len(CLASSES),
         image_shape=(3, size, size),
         class_names=CLASSES,
+        preprocessing=described(size, MEAN, STD),
     )

@@ -11,7 +11,7 @@ them. MXNet's saturation moves colours towards 0.114 × blue, because ``image_ra
 import math
 import threading
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import numpy as np
 
@@ -65,6 +65,22 @@ class Preprocessing:
     std: Tuple[float, float, float] = STD
     # The smallest share of an image that a random crop has in training
     min_area: float = AREA[0]
+
+    @property
+    def short_side(self) -> int:
+        """To which validation resizes the short side of an image."""
+        return math.ceil(self.size / self.crop_ratio)
+
+    def described(self) -> Dict[str, Any]:
+        """Return what validation does, as `Source.preprocessing` says it."""
+        return {
+            "colours": "RGB from 0 to 1",
+            "resize": f"short side to {self.short_side}",
+            "interpolation": "bilinear of OpenCV (INTER_LINEAR), without antialiasing",
+            "crop": f"the middle {self.size} x {self.size}",
+            "mean": list(self.mean),
+            "std": list(self.std),
+        }
 
 
 GLUONCV = Preprocessing()
@@ -156,7 +172,7 @@ class ValidationTransform(_Transform):
         """Write the image to `out`, float32 (3, size, size)."""
         image = decode(encoded)
         height, width = image.shape[:2]
-        short = math.ceil(self._size / self._preprocessing.crop_ratio)
+        short = self._preprocessing.short_side
         if min(height, width) != short:
             scale = short / min(height, width)
             height, width = max(short, int(height * scale)), max(short, int(width * scale))

@@ -3,8 +3,8 @@
 import errno
 import os
 import stat
-from dataclasses import dataclass
-from typing import BinaryIO, Iterable, Tuple
+from dataclasses import dataclass, field
+from typing import Any, BinaryIO, Iterable, Mapping, Tuple
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from gluon_amp.base.messages import UsageError, first_few
 import mxnet as mx
 from mxnet.gluon.data import Dataset
 from mxnet.ndarray import NDArray
+
+# What `Source.preprocessing` says: texts, and mean and std of colours from 0 to 1
+PREPROCESSING = ("colours", "resize", "interpolation", "crop", "mean", "std")
 
 
 class DataError(UsageError):
@@ -51,6 +54,9 @@ class Source:
     classes: int  # labels are 0 ... classes - 1
     image_shape: Tuple[int, int, int]  # (channels, height, width)
     class_names: Tuple[str, ...] = ()  # by label; empty if the data has no names
+    # How an image becomes an input in validation, for who uses the network elsewhere: by the names
+    # of `PREPROCESSING`
+    preprocessing: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def train_images(self) -> int:

@@ -17,6 +17,7 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 from gluon_amp.base.locks import lock
 from gluon_amp.base.messages import UsageError
 from gluon_amp.checkpoint import load_checkpoint, read_extra, save_checkpoint
+from gluon_amp.files import schema
 from gluon_amp.files.schema import COUNT, PLAIN, TEXT, Either, check
 from gluon_amp.trainer import Trainer
 from gluon_amp.training.runs.history import COUNTS, HISTORY, REAL
@@ -51,10 +52,19 @@ _PROGRESS = {
     "history": HISTORY,
     "workers": [{"counts": COUNTS, "statistics": TEXT}],
 }
+# What whoever uses the network elsewhere has to know, of a run on images
+_ABOUT = {
+    "image_shape": (COUNT, COUNT, COUNT),
+    "class_names": [TEXT],
+    "preprocessing": schema.Mapping(TEXT, Either("text or numbers", (TEXT, [REAL]))),
+}
 SCHEMA = {
     "position": (COUNT, COUNT),
     "identity": dict.fromkeys((*SAME, *SAME_ORDER), PLAIN),
-    "progress": Either("the progress of a run", (_PROGRESS, {**_PROGRESS, "state": [[[[REAL]]]]})),
+    "progress": Either(
+        "the progress of a run",
+        ({**_PROGRESS, "about": schema.Optional(_ABOUT)}, {**_PROGRESS, "state": [[[[REAL]]]]}),
+    ),
 }
 
 

@@ -2,7 +2,7 @@
 
 import time
 from functools import partial
-from typing import List, Tuple
+from typing import Any, Dict, List, Tuple
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.policy import Policy
@@ -130,6 +130,15 @@ class ImageTraining(Training):
         if recipe.accumulate > 1:
             parts.append(f"{recipe.accumulate} accumulated")
         return f"{' × '.join(parts)} = {self.total}"
+
+    def progress(self, position: Position) -> Dict[str, Any]:
+        data = self.data
+        about = {
+            "image_shape": data.image_shape,
+            "class_names": data.class_names,
+            "preprocessing": dict(data.preprocessing),
+        }
+        return {**super().progress(position), "about": about}
 
     def begin(self, keeper: Keeper) -> Tuple[Position, Counts]:
         """Return where the run begins; ``--resume-epoch`` reads files of GluonCV or of Module."""

@@ -1,0 +1,236 @@
+"""Export networks to ONNX, in float32 and in float16, and write the table of docs/results/onnx.md.
+
+`amp.export_onnx` runs each file and compares it with the net, so a row is either how far both
+differ, and how far rounding alone reaches, or why there is no file. Weights are random, and the
+statistics of norms those of the data. Each network runs in a process of its own.
+"""
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Sequence, Tuple
+
+import numpy as np
+
+import gluon_amp as amp
+from experiments import ROOT, zoo_coverage
+from gluon_amp.training.command_line import Parser
+from gluon_amp.training.networks.language_model import LanguageModel
+
+import mxnet as mx
+from mxnet import gluon, nd
+from mxnet.gluon import nn
+
+POLICIES = ("float32", "float16")
+LONGEST = 900  # seconds for a network
+DATA = ROOT / "docs" / "results" / "onnx.json"
+
+
+class Attention(gluon.HybridBlock):
+    """Self-attention with heads, and the feed-forward layer behind it, norms first."""
+
+    def __init__(self, units: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norms = nn.HybridSequential()
+        self.norms.add(nn.LayerNorm(), nn.LayerNorm())
+        self.qkv, self.out = nn.Dense(3 * units, flatten=False), nn.Dense(units, flatten=False)
+        self.wide = nn.Dense(4 * units, flatten=False)
+        self.narrow = nn.Dense(units, flatten=False)
+
+    def hybrid_forward(self, F, x):
+        parts = F.split(self.qkv(self.norms[0](x)), num_outputs=3, axis=2)
+        q, k, v = (self._by_head(F, one) for one in parts)
+        weights = F.softmax(F.contrib.div_sqrt_dim(F.batch_dot(q, k, transpose_b=True)))
+        mixed = F.reshape(F.batch_dot(weights, v), (-1, self.heads, 0, 0), reverse=True)
+        mixed = F.reshape(F.transpose(mixed, (0, 2, 1, 3)), (0, 0, -1))
+        x = x + self.out(mixed)
+        return x + self.narrow(F.LeakyReLU(self.wide(self.norms[1](x)), act_type="gelu"))
+
+    def _by_head(self, F, x):
+        x = F.transpose(F.reshape(x, (0, 0, self.heads, -1)), (0, 2, 1, 3))
+        return F.reshape(x, (-3, 0, 0))
+
+
+class Encoder(gluon.HybridBlock):
+    """Token and position embeddings, attention layers, and a head."""
+
+    def __init__(self, words: int, length: int, units: int, layers: int, heads: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, units)
+        self.places = self.params.get("places", shape=(1, length, units))
+        self.layers = nn.HybridSequential()
+        self.layers.add(*[Attention(units, heads) for _ in range(layers)], nn.LayerNorm())
+        self.head = nn.Dense(words, flatten=False)
+
+    def hybrid_forward(self, F, x, places):
+        return self.head(self.layers(F.broadcast_add(self.words(x), places)))
+
+
+class UNet(gluon.HybridBlock):
+    """Two levels down by convolutions, up again by transposed ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = self._level(16), self._level(32)
+        self.up, self.last = nn.Conv2DTranspose(16, 2, 2), self._level(16)
+        self.pool, self.head = nn.MaxPool2D(), nn.Conv2D(3, 1)
+
+    def _level(self, channels: int) -> nn.HybridSequential:
+        level = nn.HybridSequential()
+        for _ in range(2):
+            level.add(nn.Conv2D(channels, 3, 1, 1), nn.BatchNorm(), nn.Activation("relu"))
+        return level
+
+    def hybrid_forward(self, F, x):
+        first = self.first(x)
+        up = self.up(self.second(self.pool(first)))
+        return self.head(self.last(F.concat(first, up, dim=1)))
+
+
+class Margin(gluon.HybridBlock):
+    """ArcFace's head: cosines of normalized embeddings and normalized class weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.HybridSequential()
+        for channels in (16, 32):
+            self.body.add(nn.Conv2D(channels, 3, 2, 1), nn.BatchNorm(), nn.PReLU())
+        self.body.add(nn.Dropout(0.4), nn.Dense(32), nn.BatchNorm(scale=False))
+        self.weight = self.params.get("weight", shape=(10, 32))
+
+    def hybrid_forward(self, F, x, weight):
+        features = F.L2Normalization(self.body(x)) * 64
+        directions = F.L2Normalization(weight)
+        return F.FullyConnected(features, directions, no_bias=True, num_hidden=10)
+
+
+class Operators(gluon.HybridBlock):
+    """Operators that other exporters refuse or get wrong."""
+
+    def hybrid_forward(self, F, x):
+        up = F.UpSampling(x, scale=2, sample_type="nearest")  # mxnet 18214
+        pooled = F.contrib.AdaptiveAvgPooling2D(up, output_size=(3, 5))  # gluon-cv 1601
+        values, places = F.topk(F.flatten(pooled), k=4, ret_typ="both")  # gluon-cv 1645
+        return F.contrib.BilinearResize2D(x, height=11, width=7), values, places
+
+
+def images(pixels: int) -> nd.NDArray:
+    """Return two random images."""
+    return nd.random.normal(shape=(2, 3, pixels, pixels))
+
+
+def words(count: int, length: int) -> nd.NDArray:
+    """Return two sequences of random words."""
+    return nd.array(np.random.randint(0, count, (2, length)))
+
+
+def _lstm() -> Tuple[gluon.HybridBlock, tuple, Sequence[Optional[int]]]:
+    net = LanguageModel(80, 32, 64, 2)
+    return net, (words(80, 12), *net.begin(2, mx.cpu())), (0, 1, 1)
+
+
+# Networks beside those of the zoos: net, inputs, axis of the batch
+OTHERS: Dict[str, Callable[[], tuple]] = {
+    "text/lstm": _lstm,
+    "text/transformer": lambda: (Encoder(200, 32, 64, 2, 4), (words(200, 32),), 0),
+    "text/bert_base": lambda: (Encoder(3000, 64, 768, 12, 12), (words(3000, 64),), 0),
+    "face/arcface": lambda: (Margin(), (images(56),), 0),
+    "segmentation/unet": lambda: (UNet(), (images(64),), 0),
+    "operators": lambda: (Operators(), (images(12),), 0),
+}
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Export the chosen networks; return 0 if all that ONNX can hold are equal."""
+    parser = Parser(description=__doc__.split("\n")[0])
+    add = parser.add_argument
+    pattern = "regular expression, for example mx/resnet or text"
+    add("--networks", type=zoo_coverage.regular_expression, default="", metavar="P", help=pattern)
+    add("--worker", metavar="NETWORK", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.worker:
+        print(json.dumps(run(options.worker)))
+        return 0
+    names = [n for n in (*zoo_coverage.all_networks(), *OTHERS) if options.networks.search(n)]
+    rows = {(row["network"], row["policy"]): row for row in read()}
+    for name in names:
+        for row in run_in_process(name):
+            rows[row["network"], row["policy"]] = row
+            print(line(row), flush=True)
+        DATA.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
+    return 0
+
+
+def read() -> List[dict]:
+    """Return the committed rows."""
+    return json.loads(DATA.read_text()) if DATA.exists() else []
+
+
+def run_in_process(name: str) -> List[dict]:
+    """Return the rows of a network, computed in another process."""
+    command = [sys.executable, "-m", "experiments.onnx_table", "--worker", name]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
+        if done.returncode == 0:
+            return json.loads(done.stdout.splitlines()[-1])
+        error = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+    except subprocess.TimeoutExpired:
+        error = f"took more than {LONGEST} s"
+    return [{"network": name, "policy": policy, "error": error} for policy in POLICIES]
+
+
+def run(name: str) -> List[dict]:
+    """Return a row for each policy."""
+    np.random.seed(0)
+    mx.random.seed(0)
+    if name in OTHERS:
+        net, inputs, batch_axis = OTHERS[name]()
+        net.initialize(mx.init.Xavier())
+        net(*inputs)
+    else:
+        pixels = next(p for at, p in zoo_coverage.PIXELS if re.search(at, name.split("/")[1]))
+        # GluonCV's R-CNNs accept one image alone
+        inputs, batch_axis = (images(pixels),), 0
+        if "rcnn" in name:
+            inputs, batch_axis = (inputs[0][:1],), None
+        net = zoo_coverage.untrained(name)
+        zoo_coverage.initialize(net, inputs[0])
+        if not re.search(zoo_coverage.DETECTORS, name):
+            zoo_coverage.calibrate(net, inputs[0])
+    net.hybridize()
+    return [exported(name, net, inputs, batch_axis, policy) for policy in POLICIES]
+
+
+def exported(name: str, net, inputs: tuple, batch_axis, policy: str) -> dict:
+    """Return the row of one export."""
+    began, row = time.perf_counter(), {"network": name, "policy": policy, "error": ""}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "net.onnx"
+        try:
+            report = amp.export_onnx(net, path, *inputs, policy=policy, batch_axis=batch_axis)
+        except Exception as error:
+            kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+            return {**row, "error": kind + str(error).split("\n")[0]}
+    proven = [one for one in report.rows if one.allowed is not None]
+    worst = max(proven, key=lambda one: one.largest / max(one.allowed, 1e-30))
+    row.update(largest=worst.largest, allowed=worst.allowed, size=report.size)
+    return {**row, "seconds": round(time.perf_counter() - began, 1)}
+
+
+def line(row: dict) -> str:
+    """Return a row as a line of the printed table."""
+    start = f"{row['network']:<38} {row['policy']:<8}"
+    if row["error"]:
+        return f"{start} {row['error']}"
+    size = row["size"] / 1e6
+    return f"{start} {row['largest']:8.1e} {row['allowed']:8.1e} {size:7.1f} MB {row['seconds']} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

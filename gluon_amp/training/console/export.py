@@ -1,0 +1,78 @@
+"""`gluon-amp export`: write a checkpoint's network as an ONNX file that was run and compared."""
+
+from pathlib import Path
+from typing import Optional, Sequence
+
+from gluon_amp.base.messages import UsageError
+from gluon_amp.handover.to_onnx.export import export_onnx
+from gluon_amp.training.command_line import (
+    Parser,
+    output_file,
+    path,
+    positive_int,
+    several,
+    status_of,
+)
+from gluon_amp.training.runs.exporting import of_checkpoint, of_symbol
+
+BATCH = 4
+
+
+def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp export") -> int:
+    """Export a network and print how it differs from the file; return the exit status."""
+    parser = Parser(
+        prog=prog,
+        description="Write a network as an ONNX file. onnxruntime runs the file, and its outputs "
+        "are compared with the network's. Where more than rounding differs, nothing is written.",
+    )
+    add = parser.add_argument
+    add(
+        "network",
+        type=path,
+        help="checkpoint of a training, a --save-dir (its best one), or a -symbol.json of MXNet",
+    )
+    add("--output", type=output_file, metavar="FILE", help="default: its name with .onnx")
+    add(
+        "--policy",
+        metavar="P",
+        help="'float16' writes weights in float16, with norms, softmax and sums in float32",
+    )
+    add("--average", action="store_true", help="the averaged weights of --ema-decay")
+    add("--batch-size", type=positive_int, default=BATCH, metavar="N", help="to compare with")
+    add("--fixed-batch", action="store_true", help="a file for that batch size alone")
+    add("--input-size", type=positive_int, metavar="N", help="pixels, if a checkpoint says nothing")
+    add("--params", type=path, metavar="FILE", help="of a -symbol.json")
+    add(
+        "--shape",
+        type=several(positive_int, "sizes such as 1,3,224,224"),
+        action="append",
+        default=[],
+        metavar="SIZES",
+        help="of an input of a -symbol.json; once for each",
+    )
+    options = parser.parse_args(arguments)
+
+    def work() -> None:
+        network: Path = options.network
+        if not network.exists():
+            raise UsageError(f"{network} does not exist: give a checkpoint or its folder.")
+        if network.suffix == ".json":
+            exported = of_symbol(network, options.params, options.shape)
+        else:
+            exported = of_checkpoint(
+                network, options.input_size, options.average, options.batch_size
+            )
+        target = options.output or Path(f"{network.resolve().stem}.onnx")
+        axes = None if options.fixed_batch else exported.batch_axes
+        print(
+            export_onnx(
+                exported.net,
+                target,
+                *exported.inputs,
+                policy=options.policy,
+                batch_axis=axes,
+                metadata=exported.metadata,
+            )
+        )
+
+    return status_of(parser.prog, work)
