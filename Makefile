@@ -6,7 +6,7 @@ DOCS ?= docs/_build
 BIN := $(VENV)/bin
 # What training needs; a GPU needs cu112 or cu117 in place of cpu. The other targets add to it.
 EXTRAS ?= cpu,gluoncv,data
-TOOLS := pretrained,results,docs,test,notebooks,tensorboard
+TOOLS := pretrained,results,docs,test,notebooks,tensorboard,export
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup train test test-all lint weights format zoo benchmark input results ablation floor \

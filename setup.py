@@ -48,6 +48,8 @@ EXTRAS = {
         "ipykernel>=6.29,<7",
         "matplotlib>=3.5",
     ],
+    # 1.17 and 1.19 are the last minor versions for Python 3.8
+    "export": ["onnx>=1.17,<1.18", "onnxruntime>=1.19,<1.20"],
     "tensorboard": ["tensorboardX>=2.5,<2.7"],
     "test": [
         "pytest>=7",
@@ -55,7 +57,6 @@ EXTRAS = {
         "pytest-xdist>=3.6",
         "hypothesis>=6",
         "ml_dtypes>=0.2,<0.6",  # 0.2 is the last one for Python 3.8
-        "onnx>=1.17,<1.18",  # the last minor version for Python 3.8
         "setuptools>=70.1",  # builds wheels itself; that of Python 3.8 leaves package data out
         "ruff>=0.17",
         "import-linter>=2.0",

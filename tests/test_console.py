@@ -76,7 +76,7 @@ def test_the_help_lists_every_command_in_80_columns(capsys):
         (
             [],
             "expected a command: build, doctor, train, fine-tune, train-lstm, prepare-caltech, "
-            "pack, results, launch.",
+            "pack, export, results, launch.",
         ),
     ],
 )

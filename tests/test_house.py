@@ -23,9 +23,9 @@ PUBLIC = {
     amp: """
         BatchProcessor CheckpointHandler Diagnosis DynamicLossScale EMA GradientUpdateHandler
         LossScale NoLossScale Policy StaticLossScale StepReport Trainer
-        accumulation_dtype bits cast check describe diagnose doctor float_table gradient_report
-        init_trainer input_gradient load_checkpoint optimizer policy_of save_checkpoint scale_loss
-        suggest_policy symbolic unscale watch
+        accumulation_dtype bits cast check describe diagnose doctor export_onnx float_table
+        gradient_report init_trainer input_gradient load_checkpoint optimizer policy_of
+        save_checkpoint scale_loss suggest_policy symbolic unscale watch
     """,
     amp.optimizer: "Adam AdamW ExactFloat LAMB LARS MasterOptimizer NAG SGD create",
     amp.symbolic: "BucketingModule Module convert",

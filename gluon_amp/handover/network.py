@@ -28,6 +28,9 @@ from mxnet import autograd, gluon
 Edge = Tuple[int, int]
 
 
+RESHAPES = ("Reshape", "_np_reshape", "_npx_reshape", "_npi_reshape")
+
+
 class Network(NamedTuple):
     """A float32 graph, as `graph.to_json` returns it, and the values of its variables."""
 
@@ -71,7 +74,14 @@ class Network(NamedTuple):
                 _, found, _ = symbol.infer_shape(**known)
         except (mx.MXNetError, ValueError) as error:
             raise UsageError(reason_of(error)) from None
-        return dict(zip(edges, found))
+        shapes = dict(zip(edges, found))
+        for i, node in enumerate(self.nodes):
+            # MXNet infers the shape without the size, and the operator would end the process
+            if node["op"] in RESHAPES and (i, 0) in shapes:
+                before, after = shapes[tuple(node["inputs"][0][:2])], shapes[i, 0]
+                if np.prod(before) != np.prod(after):
+                    raise UsageError(f"{node['name']} reshapes {before} to {after}")
+        return shapes
 
     def dtypes(self) -> Dict[Edge, str]:
         """Return the dtype of every edge."""

@@ -195,32 +195,3 @@ def test_the_symbol_of_a_cast_net_is_saved_as_a_float32_graph(tmp_path):
     assert "float16" not in text and '"__dtype__": "2"' not in text
     found = imported(tmp_path)(x).asnumpy()
     np.testing.assert_allclose(found, expected, rtol=0.02, atol=0.02)
-
-
-def test_mxnets_own_exporter_writes_an_onnx_model_of_the_masters(tmp_path, monkeypatch):
-    """It fails on float16 weights and casts (deepinsight/insightface 1945)."""
-    onnx = pytest.importorskip("onnx")
-    from onnx.reference import ReferenceEvaluator
-
-    # MXNet's exporter declares the opset of the installed onnx. 17 is the last that has all
-    # operators as MXNet 1.9.1 writes them.
-    monkeypatch.setattr(onnx.defs, "onnx_opset_version", lambda: 17)
-    monkeypatch.setattr(onnx.checker.DEFAULT_CONTEXT, "opset_imports", {"": 17})
-    net, x, path = amp.cast(small_net(), "float16"), images(), str(tmp_path / "net")
-    trainer = amp.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=128)
-    with autograd.record():
-        loss = net(x)[:, 0].sum()
-    trainer.backward(loss)
-    assert trainer.step(1).applied
-    net(x)
-    exported(net, tmp_path)
-    files = f"{path}-symbol.json", f"{path}-0000.params"
-    mx.onnx.export_model(*files, [x.shape], [np.float32], f"{path}.onnx")
-    model = onnx.load(f"{path}.onnx")
-    model.opset_import[0].version = 17
-    onnx.checker.check_model(model)
-    kinds_of_weights = {one.data_type for one in model.graph.initializer}
-    assert kinds_of_weights <= {onnx.TensorProto.FLOAT, onnx.TensorProto.INT64}
-    (result,) = ReferenceEvaluator(model).run(None, {"data": x.asnumpy()})
-    amp.cast(net, "float32")  # which keeps every bit of the masters
-    np.testing.assert_allclose(result, net(x).asnumpy(), atol=2e-6)

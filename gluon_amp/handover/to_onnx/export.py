@@ -6,12 +6,12 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, U
 import numpy as np
 
 from gluon_amp.base.host import host_copy
-from gluon_amp.base.messages import UsageError, from_extra
+from gluon_amp.base.messages import UsageError
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.cast import policy_of
 from gluon_amp.files import atomic
 from gluon_amp.handover.network import Network, network_of
-from gluon_amp.handover.to_onnx.model import encode, output_names
+from gluon_amp.handover.to_onnx.model import encode, output_names, packages
 from gluon_amp.handover.to_onnx.translate import translate, with_batch
 from gluon_amp.handover.to_onnx.verify import Row, compare, refuse_differences
 from gluon_amp.handover.to_onnx.writer import OPSET, Tensor
@@ -128,9 +128,7 @@ def export_onnx(
     """
     path = os.path.abspath(os.fspath(path))
     _check_folder(path)
-    with from_extra("export", "export_onnx() needs onnx and onnxruntime"):
-        import onnx  # noqa: F401
-        import onnxruntime  # noqa: F401
+    packages()
     policy = _checked_policy(policy)
     float32 = network_of(net, inputs, "export_onnx")
     network = float32 if policy.compute_dtype == "float32" else float32.under(policy)

@@ -1,13 +1,30 @@
 """The ONNX model: what the writer has as a file's bytes, and how onnxruntime runs it."""
 
-from typing import Dict, List, Mapping, Sequence
+import importlib
+from types import ModuleType
+from typing import Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
-from gluon_amp.base.messages import UsageError, from_extra, reason_of
+from gluon_amp.base.messages import UsageError, reason_of
 from gluon_amp.handover.network import Edge
 from gluon_amp.handover.to_onnx.translate import Translated
 from gluon_amp.handover.to_onnx.writer import IR_VERSION, OPSET, Tensor
+
+
+def packages() -> Tuple[ModuleType, ModuleType]:
+    """Return onnx and onnxruntime; one that is missing, or too new for this numpy, is refused."""
+    found = []
+    for name in ("onnx", "onnxruntime"):
+        try:
+            found.append(importlib.import_module(name))
+        except Exception as error:  # a package that is too new raises whatever it happens to
+            raise UsageError(
+                f"export_onnx() needs onnx and onnxruntime, and {name} cannot be imported "
+                f"({reason_of(error)}): run `pip install 'gluon-amp[export]'`."
+            ) from None
+    onnx, onnxruntime = found
+    return onnx, onnxruntime
 
 
 def encode(translated: Translated, outputs: Sequence[Edge], metadata: Mapping[str, str]) -> bytes:
@@ -15,8 +32,8 @@ def encode(translated: Translated, outputs: Sequence[Edge], metadata: Mapping[st
 
     The outputs of the network are called `output`, or `output0` and so on.
     """
-    with from_extra("export", "export_onnx() needs onnx and onnxruntime"):
-        from onnx import helper, numpy_helper
+    onnx, _ = packages()
+    helper, numpy_helper = onnx.helper, onnx.numpy_helper
     writer = translated.writer
     nodes = [
         helper.make_node(op, inputs, names, name=names[0], **_attributes(attributes))
@@ -77,10 +94,9 @@ class Session:
     """An ONNX model in onnxruntime, on the CPU."""
 
     def __init__(self, model: bytes) -> None:
-        with from_extra("export", "export_onnx() needs onnx and onnxruntime"):
-            import onnxruntime
+        _, onnxruntime = packages()
         options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
+        options.log_severity_level = 4  # errors are raised
         try:
             self._session = onnxruntime.InferenceSession(
                 model, options, providers=["CPUExecutionProvider"]

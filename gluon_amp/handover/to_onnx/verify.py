@@ -51,11 +51,13 @@ def compare(
         sizes = [inputs[n].shape[axis] for n, axis in batch_axes.items() if axis is not None]
         about = (sizes[0] if sizes else None, kind)
         allowed = effect_of_rounding(network, inputs, dtype=dtype)
-        name = CAST if network.cast else FLOAT32
-        rows += _rows(about, name, found, network.run(inputs), allowed)
+        expected = network.run(inputs)
+        rows += _rows(about, CAST if network.cast else FLOAT32, found, expected, allowed)
         if network.cast:
+            wide = float32.run(inputs)
             allowed = effect_of_rounding(float32, inputs, dtype=dtype)
-            rows += _rows(about, FLOAT32, found, float32.run(inputs), allowed)
+            _refuse_overflows(expected, wide, allowed)
+            rows += _rows(about, FLOAT32, found, wide, allowed)
         for other, outputs in others if kind == "given" else ():
             rows += _rows(about, other, found, outputs)
     return rows
@@ -101,6 +103,19 @@ def _rows(
         yield Row(*about, name, against, far / scale, mean / scale, bound, agreement)
 
 
+def _refuse_overflows(
+    cast: List[np.ndarray], float32: List[np.ndarray], allowed: List[float]
+) -> None:
+    """Raise `UsageError` if the net itself is another one in the policy's dtype."""
+    for x, y, bound in zip(cast, float32, allowed):
+        if not distance(x, y) <= bound:
+            raise UsageError(
+                f"export_onnx(): in float16 the net itself is {distance(x, y):.2g} away from "
+                f"float32, where rounding explains {bound:.2g}: pass a policy with the pins that "
+                "amp.suggest_policy finds; nothing was written."
+            )
+
+
 def refuse_differences(
     rows: List[Row], network: Network, translated: Translated, dtype: str
 ) -> None:
@@ -108,13 +123,7 @@ def refuse_differences(
     wrong = [row for row in rows if row.allowed is not None and not row.largest <= row.allowed]
     if not wrong:
         return
-    row = max(wrong, key=lambda row: (row.against != FLOAT32 or not network.cast, row.largest))
-    if network.cast and row.against == FLOAT32:
-        raise UsageError(
-            f"export_onnx(): in float16 the net itself is {row.largest:.2g} of its largest output "
-            f"away from float32, where rounding explains {row.allowed:.2g}: pass a policy with the "
-            "pins that amp.suggest_policy finds; nothing was written."
-        )
+    row = max(wrong, key=lambda row: row.largest)
     raise UsageError(
         f"export_onnx(): {row.output} of the ONNX file differs from the net by {row.largest:.2g} "
         f"of its largest value for a batch of {row.batch} ({row.inputs} inputs), where rounding "

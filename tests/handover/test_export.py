@@ -1,0 +1,222 @@
+"""`amp.export_onnx`: nothing is written that was not run and compared."""
+
+import sys
+from types import ModuleType
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp.base.messages import UsageError
+from gluon_amp.handover.to_onnx import translate
+
+import mxnet as mx
+from mxnet import autograd, nd
+from mxnet.gluon import nn
+
+onnx = pytest.importorskip("onnx")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+def small() -> nn.HybridSequential:
+    mx.random.seed(0)
+    net = nn.HybridSequential()
+    net.add(nn.Conv2D(4, 3, activation="relu"), nn.BatchNorm(), nn.Dense(6), nn.LayerNorm())
+    net.add(nn.Dense(3))
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def images(count: int = 2) -> nd.NDArray:
+    mx.random.seed(1)
+    return nd.random.normal(shape=(count, 3, 8, 8))
+
+
+def run(path, *inputs):
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_inputs()]
+    return session.run(None, {n: np.asarray(i.asnumpy()) for n, i in zip(names, inputs)})
+
+
+def test_the_file_of_a_cast_net_computes_what_its_masters_do(tmp_path):
+    """`mx.onnx.export_model` fails on float16 weights (insightface 1945), and on LayerNorm."""
+    net, x, path = amp.cast(small(), "float16"), images(), tmp_path / "net.onnx"
+    trainer = amp.Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale=128)
+    with autograd.record():
+        loss = net(x)[:, 0].sum()
+    trainer.backward(loss)
+    trainer.step(1)
+    report = amp.export_onnx(net, path, x)
+    amp.cast(net, "float32")  # which keeps every bit of the masters
+    np.testing.assert_allclose(run(path, images(5))[0], net(images(5)).asnumpy(), atol=2e-6)
+    model = onnx.load(path)
+    onnx.checker.check_model(model, full_check=True)
+    assert [(one.domain, one.version) for one in model.opset_import] == [("", 13)]
+    assert {one.data_type for one in model.graph.initializer} <= {
+        onnx.TensorProto.FLOAT,
+        onnx.TensorProto.INT64,
+    }
+    against = {row.against for row in report.rows}
+    assert against == {"float32 net", "net in float16"}
+    assert [row.batch for row in report.rows if row.allowed] == [2, 1, 5]
+    assert all(row.largest <= row.allowed for row in report.rows if row.allowed)
+
+
+def test_a_mixed_file_has_half_the_size_and_float32_norms(tmp_path):
+    mx.random.seed(0)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(300), nn.LayerNorm(), nn.Dense(300), nn.Dense(10))
+    net.initialize(mx.init.Xavier())
+    x = nd.random.normal(shape=(4, 300))
+    plain = amp.export_onnx(net, tmp_path / "float32.onnx", x)
+    mixed = amp.export_onnx(net, tmp_path / "float16.onnx", x, policy="float16")
+    assert 0.5 <= mixed.size / plain.size < 0.52
+    assert mixed.dtype == "float16"
+    model = onnx.shape_inference.infer_shapes(onnx.load(tmp_path / "float16.onnx"))
+    dtypes = {one.name: one.type.tensor_type.elem_type for one in model.graph.value_info}
+    sums = [node.output[0] for node in model.graph.node if node.op_type == "ReduceMean"]
+    assert {dtypes[name] for name in sums} == {onnx.TensorProto.FLOAT}
+    amp.cast(net, "float16")
+    np.testing.assert_allclose(run(tmp_path / "float16.onnx", x)[0], net(x).asnumpy(), atol=4e-3)
+
+
+def test_a_pin_of_a_policy_is_a_pin_of_the_file(tmp_path):
+    net, x, path = small(), images(), tmp_path / "net.onnx"
+    pinned = amp.Policy("float16").pin(blocks=["^0$"])
+    amp.export_onnx(net, path, x, policy=pinned)
+    weights = {one.name: one.data_type for one in onnx.load(path).graph.initializer}
+    assert weights[net[0].weight.name] == onnx.TensorProto.FLOAT
+    assert weights[net[4].weight.name] == onnx.TensorProto.FLOAT16
+
+
+def test_a_net_that_overflows_in_float16_is_refused(tmp_path):
+    net, x = small(), images() * 1e6
+    with pytest.raises(UsageError, match="in float16 the net itself .* amp.suggest_policy"):
+        amp.export_onnx(net, tmp_path / "net.onnx", x, policy="float16")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_wrong_translation_names_its_block_and_leaves_the_earlier_file(tmp_path, monkeypatch):
+    net, x, path = small(), images(), tmp_path / "net.onnx"
+    amp.export_onnx(net, path, x)
+    before = path.read_bytes()
+    wrong = {**translate.TRANSLATIONS, "Activation": lambda n, w: w.add("Softplus", n.data)}
+    monkeypatch.setattr(translate, "TRANSLATIONS", wrong)
+    with pytest.raises(UsageError, match="first to differ is block 0.act, operator Activation"):
+        amp.export_onnx(net, path, x)
+    assert path.read_bytes() == before
+    assert [one.name for one in tmp_path.iterdir()] == ["net.onnx"]
+
+
+def test_an_operator_without_translation_is_named_with_its_block(tmp_path):
+    class Inverse(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return F.linalg.inverse(x)
+
+    net = nn.HybridSequential()
+    net.add(
+        nn.Dense(3), nn.HybridLambda(lambda F, x: F.batch_dot(*[x.expand_dims(2)] * 2, False, True))
+    )
+    net.add(Inverse())
+    net.initialize()
+    with pytest.raises(UsageError, match="block 2, operator _linalg_inverse has no translation"):
+        amp.export_onnx(net, tmp_path / "net.onnx", nd.random.normal(shape=(2, 4)))
+
+
+def test_a_batch_that_the_graph_fixes_is_named_and_can_be_kept(tmp_path):
+    net = nn.HybridLambda(lambda F, x: F.reshape(x, (2, 6)) * 2)
+    x = nd.random.normal(shape=(2, 3, 2))
+    with pytest.raises(UsageError, match="accepts a batch of 2 alone .* pass batch_axis=None"):
+        amp.export_onnx(net, tmp_path / "net.onnx", x)
+    report = amp.export_onnx(net, tmp_path / "net.onnx", x, batch_axis=None)
+    assert report.inputs == {"data": "2 x 3 x 2 float32"}
+    assert {row.batch for row in report.rows} == {None}
+
+
+def test_a_batch_axis_for_each_input(tmp_path):
+    class Scaled(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, factor, states):
+            return F.broadcast_mul(x, factor) + F.SwapAxis(states, dim1=0, dim2=1)
+
+    inputs = nd.random.normal(shape=(2, 3)), nd.ones((1, 3)), nd.ones((3, 2))
+    path = tmp_path / "net.onnx"
+    with pytest.raises(UsageError, match="have batches of .*: give batch_axis"):
+        amp.export_onnx(Scaled(), path, *inputs)
+    with pytest.raises(UsageError, match="got 2 axes of the batch, expected one for each of the 3"):
+        amp.export_onnx(Scaled(), path, *inputs, batch_axis=(0, 1))
+    with pytest.raises(UsageError, match="has no axis 2 for the batch"):
+        amp.export_onnx(Scaled(), path, *inputs, batch_axis=(0, None, 2))
+    report = amp.export_onnx(Scaled(), path, *inputs, batch_axis=(0, None, 1))
+    assert list(report.inputs.values()) == [
+        *("batch x 3 float32", "1 x 3 float32", "3 x batch float32")
+    ]
+
+
+def test_an_output_that_is_an_input_or_a_constant_or_comes_twice(tmp_path):
+    class Odd(mx.gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            self.weight = self.params.get("weight", shape=(3,))
+
+        def hybrid_forward(self, F, x, weight):
+            y = x * 2
+            return x, weight + 1, y, y
+
+    net = Odd()
+    net.initialize()
+    x = nd.ones((2, 3))
+    amp.export_onnx(net, tmp_path / "net.onnx", x)
+    for found, expected in zip(run(tmp_path / "net.onnx", x), net(x)):
+        np.testing.assert_array_equal(found, expected.asnumpy())
+
+
+def test_metadata_is_in_the_file(tmp_path):
+    path = tmp_path / "net.onnx"
+    amp.export_onnx(small(), path, images(), metadata={"classes": '["cat", "Käfer"]'})
+    found = {one.key: one.value for one in onnx.load(path).metadata_props}
+    assert found == {"dtype": "float32", "producer": "gluon_amp", "classes": '["cat", "Käfer"]'}
+
+
+def test_the_report_is_a_table_of_80_columns(tmp_path):
+    report = amp.export_onnx(small(), tmp_path / "net.onnx", images(), policy="float16")
+    first, *lines = str(report).splitlines()
+    assert first == f"{tmp_path / 'net.onnx'}: ONNX opset 13, float16, {report.size / 1e3:.1f} kB"
+    assert lines[:3] == [
+        "  input   data     batch x 3 x 8 x 8 float32",
+        "  output  output   batch x 3 float32",
+        "batch  inputs output   against         largest     mean  allowed   top-1",
+    ]
+    assert len(lines) == 3 + 6
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("policy", ["bfloat16", "compute=float8_e4m3"])
+def test_other_dtypes_are_refused(policy, tmp_path):
+    with pytest.raises(UsageError, match="expected None, 'float16' or a relative of it"):
+        amp.export_onnx(small(), tmp_path / "net.onnx", images(), policy=policy)
+
+
+def test_a_path_that_cannot_be_written_is_refused_before_any_work(tmp_path, monkeypatch):
+    monkeypatch.setattr(translate, "translate", None)
+    with pytest.raises(FileNotFoundError, match="There is no folder .*: create it"):
+        amp.export_onnx(small(), tmp_path / "missing" / "net.onnx", images())
+    with pytest.raises(PermissionError, match="cannot be written"):
+        amp.export_onnx(small(), tmp_path, images())
+
+
+@pytest.mark.parametrize("name", ["onnx", "onnxruntime"])
+def test_a_package_that_is_missing_or_too_new_is_named(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(UsageError, match=rf"{name} cannot be imported .*gluon-amp\[export\]"):
+        amp.export_onnx(small(), tmp_path / "net.onnx", images())
+
+    class TooNew:
+        def find_spec(self, fullname, path=None, target=None):
+            if fullname == name:
+                raise AttributeError("module 'numpy' has no attribute 'dtypes'")
+
+    monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setattr(sys, "meta_path", [TooNew(), *sys.meta_path])
+    with pytest.raises(UsageError, match=rf"{name} cannot be imported \(module 'numpy'"):
+        amp.export_onnx(small(), tmp_path / "net.onnx", images())
+    assert isinstance(sys, ModuleType)
