@@ -4,7 +4,7 @@ The graph is that of inference, without casts. MXNet runs it on the CPU, and wha
 to compute the same.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from gluon_amp.casting.parameters import contexts_of
 from gluon_amp.casting.tracing import TraceError, trace
 from gluon_amp.lowering import lower
 from gluon_amp.optimizer.masters import master_of
-from gluon_amp.policy import Policy, cast_pass
+from gluon_amp.policy import Policy, cast_pass, op_table
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -59,6 +59,21 @@ class Network(NamedTuple):
         """Return every tensor that a node reads or the net returns, in topological order."""
         read = {tuple(entry[:2]) for node in self.nodes for entry in node["inputs"]}
         return sorted(read | {*self.outputs})
+
+    def indices(self) -> Set[str]:
+        """Return the inputs that are integers, or are read as indices, lengths or conditions."""
+        found = {name for name, value in self.inputs.items() if value.dtype.kind != "f"}
+        origins: Dict[int, str] = {}
+        for i, node in enumerate(self.nodes):
+            if node["name"] in self.inputs and node["op"] == "null":
+                origins[i] = node["name"]
+            for position, (source, *_) in enumerate(node["inputs"]):
+                name, op = origins.get(source), node["op"]
+                if name and op in (*op_table.MOVES, *graph.CASTS):
+                    origins[i] = name
+                elif name and (op == "one_hot" or position in op_table.UNCAST.get(op, ())):
+                    found.add(name)
+        return found
 
     def shapes(self, inputs: Dict[str, np.ndarray]) -> Dict[Edge, Tuple[int, ...]]:
         """Return the shape of every edge for inputs of these shapes.

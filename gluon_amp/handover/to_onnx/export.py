@@ -166,7 +166,10 @@ def _check_folder(path: str) -> None:
 
 
 def _checked_policy(policy: Optional[Union[str, Policy]]) -> Policy:
-    policy = policy if isinstance(policy, Policy) else Policy.parse(policy or "float32")
+    try:
+        policy = Policy.parse(policy or "float32")
+    except ValueError as error:
+        raise UsageError(f"export_onnx(): {error}") from None
     if policy.studies or policy.compute_dtype not in ("float32", "float16"):
         raise UsageError(
             f"export_onnx() got {policy!r}, expected None, 'float16' or a relative of it: ONNX's "

@@ -46,7 +46,7 @@ def compare(
     outputs of further nets for the given inputs.
     """
     session, rows = Session(model), []
-    for kind, inputs in _trials(network.inputs, batch_axes):
+    for kind, inputs in _trials(network, batch_axes):
         found = session.run(inputs)
         sizes = [inputs[n].shape[axis] for n, axis in batch_axes.items() if axis is not None]
         about = (sizes[0] if sizes else None, kind)
@@ -64,26 +64,27 @@ def compare(
 
 
 def _trials(
-    inputs: Dict[str, np.ndarray], batch_axes: Dict[str, Optional[int]]
+    network: Network, batch_axes: Dict[str, Optional[int]]
 ) -> Iterator[Tuple[str, Dict[str, np.ndarray]]]:
     """Yield the given inputs, then random ones, of several batch sizes where these may vary."""
+    inputs, indices = network.inputs, network.indices()
     yield "given", inputs
-    random = np.random.RandomState(0)
     followed = {name: axis for name, axis in batch_axes.items() if axis is not None}
-    if not followed:
-        yield "random", {name: _like(value, random) for name, value in inputs.items()}
-        return
-    name, axis = next(iter(followed.items()))
-    for batch in (1, inputs[name].shape[axis] + BATCHES_MORE):
-        sized = with_batch(inputs, batch_axes, batch)
-        yield "random", {name: _like(value, random) for name, value in sized.items()}
+    sizes: List[Optional[int]] = [None]
+    if followed:
+        name, axis = next(iter(followed.items()))
+        sizes = [1, inputs[name].shape[axis] + BATCHES_MORE]
+    random = np.random.RandomState(0)
+    for size in sizes:
+        sized = inputs if size is None else with_batch(inputs, batch_axes, size)
+        yield "random", {n: _like(v, n in indices, random) for n, v in sized.items()}
 
 
-def _like(value: np.ndarray, random: np.random.RandomState) -> np.ndarray:
-    """Return random values: floats of the same mean and deviation, integers among the given."""
-    if value.dtype.kind == "f":
-        return random.normal(value.mean(), value.std() + 1e-6, value.shape).astype(value.dtype)
-    return random.permutation(value.ravel()).reshape(value.shape)
+def _like(value: np.ndarray, indices: bool, random: np.random.RandomState) -> np.ndarray:
+    """Return random values of the same mean and deviation; of indices, the given ones mixed."""
+    if indices:
+        return random.permutation(value.ravel()).reshape(value.shape)
+    return random.normal(value.mean(), value.std() or 1, value.shape).astype(value.dtype)
 
 
 def _rows(
