@@ -29,7 +29,7 @@ def swap_axes(n: Node, w: Writer) -> str:
 def concat(n: Node, w: Writer) -> str:
     """Join tensors along an axis."""
     key = "axis" if "axis" in n.attrs else "dim"
-    parts = [one if one.dtype == n.out.dtype else w.cast(one, n.out.dtype) for one in n.inputs]
+    parts = [w.as_dtype(one, n.out.dtype) for one in n.inputs]
     return w.add("Concat", *parts, axis=n.out.axis(n.integer(key, 1)))
 
 
@@ -170,13 +170,29 @@ def filled(number: float) -> Callable[[Node, Writer], str]:
     return translate
 
 
-def arange_like(n: Node, w: Writer) -> str:
-    """0, 1, 2 …, as many as the batch."""
-    if n.text("axis") == "None" or n.integer("repeat", 1) != 1:
-        raise UntranslatableError("a size that follows the batch without an axis")
+def size_of(tensor: Tensor, axis: int, w: Writer) -> str:
+    """Return the size of an axis as a scalar."""
+    if not tensor.growth[axis]:
+        return w.scalar(tensor.shape[axis], "int64")
+    return w.add("Gather", w.sizes(tensor), w.scalar(axis, "int64"), axis=0)
+
+
+def positions(tensor: Tensor, axis: int, w: Writer) -> str:
+    """Return 0, 1, 2 … along an axis of a tensor, as it is broadcast."""
+    shape = [-1 if k == axis else 1 for k in range(tensor.rank)]
+    if not tensor.growth[axis]:
+        return w.constant(np.arange(tensor.shape[axis], dtype=np.int64).reshape(shape))
     zero, one = (w.scalar(k, "int64") for k in (0, 1))
-    size = w.add("Squeeze", w.sizes(n.out), w.integers([0]))
-    found = w.cast(w.add("Range", zero, size, one), n.out.dtype)
+    counted = w.add("Range", zero, size_of(tensor, axis, w), one)
+    return w.add("Reshape", counted, w.integers(shape))
+
+
+def arange_like(n: Node, w: Writer) -> str:
+    """0, 1, 2 …, as many as an axis has, or as the tensor has values."""
+    if n.integer("repeat", 1) != 1:
+        raise UntranslatableError("repeated numbers")
+    count = n.out._replace(shape=(int(np.prod(n.out.shape)),), growth=(max(n.out.growth),))
+    found = w.cast(w.reshaped(positions(count, 0, w), n.out), n.out.dtype)
     scaled = w.add("Mul", found, w.scalar(n.number("step", 1), n.out.dtype))
     return w.add("Add", scaled, w.scalar(n.number("start"), n.out.dtype))
 
@@ -188,38 +204,33 @@ def sizes(n: Node, w: Writer) -> str:
     return w.sizes(n.data)
 
 
-def _whole(indices: Tensor, w: Writer) -> str:
-    return w.cast(indices, "int64")
-
-
-def _within(indices: str, size: int, mode: str, w: Writer) -> str:
+def _within(indices: Tensor, data: Tensor, axis: int, mode: str, w: Writer) -> str:
     """Return indices that MXNet clips to the ends of an axis, or wraps around."""
+    places, size, one = w.cast(indices, "int64"), size_of(data, axis, w), w.scalar(1, "int64")
     if mode == "wrap":
-        return w.add("Mod", indices, w.scalar(size, "int64"))
-    return w.add("Clip", indices, w.scalar(0, "int64"), w.scalar(size - 1, "int64"))
+        return w.add("Mod", places, size)
+    last = w.add("Sub", size, one) if data.growth[axis] else w.scalar(data.shape[axis] - 1, "int64")
+    return w.add("Clip", places, w.scalar(0, "int64"), last)
 
 
 def embedding(n: Node, w: Writer) -> str:
     """Rows of a table; indices outside of it are clipped."""
     indices, table = n.inputs
-    return w.add("Gather", table, _within(_whole(indices, w), table.shape[0], "clip", w), axis=0)
+    return w.add("Gather", table, _within(indices, table, 0, "clip", w), axis=0)
 
 
 def take(n: Node, w: Writer) -> str:
     """Places of an axis; those outside of it are clipped or wrapped around."""
     data, indices = n.inputs
-    axis, mode = data.axis(n.integer("axis")), n.text("mode", "clip")
-    places = _whole(indices, w)
-    if not data.growth[axis] and mode in ("clip", "wrap"):
-        places = _within(places, data.shape[axis], mode, w)
-    return w.add("Gather", data, places, axis=axis)
+    axis = data.axis(n.integer("axis"))
+    return w.add("Gather", data, _within(indices, data, axis, n.text("mode", "clip"), w), axis=axis)
 
 
 def pick(n: Node, w: Writer) -> str:
     """One place of an axis for each row."""
     data, indices = n.inputs
-    axis = data.axis(n.integer("axis", -1))
-    places = _within(_whole(indices, w), data.shape[axis], n.text("mode", "clip"), w)
+    axis = 1 if n.op == "batch_take" else data.axis(n.integer("axis", -1))
+    places = _within(indices, data, axis, n.text("mode", "clip"), w)
     if indices.rank < data.rank:
         places = w.add("Unsqueeze", places, w.integers([axis]))
     found = w.add("GatherElements", data, places, axis=axis)
@@ -230,7 +241,7 @@ def gather_nd(n: Node, w: Writer) -> str:
     """Values at places whose coordinates MXNet has along the first axis."""
     data, indices = n.inputs
     order = [*range(1, indices.rank), 0]
-    return w.add("GatherND", data, w.transposed(_whole(indices, w), order))
+    return w.add("GatherND", data, w.transposed(w.cast(indices, "int64"), order))
 
 
 def one_hot(n: Node, w: Writer) -> str:
@@ -238,90 +249,14 @@ def one_hot(n: Node, w: Writer) -> str:
     dtype, depth = n.out.dtype, n.integer("depth")
     shape = [1] * n.data.rank + [depth]
     places = w.constant(np.arange(depth, dtype=np.int64).reshape(shape))
-    chosen = w.add("Equal", w.add("Unsqueeze", _whole(n.data, w), w.integers([-1])), places)
+    chosen = w.add("Equal", w.add("Unsqueeze", w.cast(n.data, "int64"), w.integers([-1])), places)
     on, off = (w.scalar(n.number(key, k), dtype) for key, k in (("on_value", 1), ("off_value", 0)))
     return w.add("Where", chosen, on, off)
-
-
-def topk(n: Node, w: Writer) -> List[str]:
-    """The largest or smallest values of an axis, their places, or both."""
-    kind, axis = n.text("ret_typ", "indices"), n.text("axis", "-1")
-    if axis == "None" or kind == "mask":
-        raise UntranslatableError("all axes at once, or a mask: take the places along an axis")
-    axis = n.data.axis(int(axis))
-    count = n.integer("k", 1) or n.data.shape[axis]
-    return _ordered(n, w, axis, count, not n.flag("is_ascend"), kind)
-
-
-def _ordered(n: Node, w: Writer, axis: int, count: int, largest: bool, kind: str) -> List[str]:
-    values, places = w.several(
-        2, "TopK", n.data, w.integers([count]), axis=axis, largest=int(largest), sorted=1
-    )
-    found = {"value": [values], "indices": [places], "both": [values, places]}[kind]
-    return [w.cast(one, out.dtype) if one == places else one for one, out in zip(found, n.outputs)]
-
-
-def sort(n: Node, w: Writer) -> List[str]:
-    """All values of an axis in order, or their places."""
-    axis = n.text("axis", "-1")
-    if axis == "None":
-        raise UntranslatableError("all axes at once: flatten the tensor")
-    at = n.data.axis(int(axis))
-    kind = "value" if n.op == "sort" else "indices"
-    return _ordered(n, w, at, n.data.shape[at], not n.flag("is_ascend", True), kind)
-
-
-def sequence_mask(n: Node, w: Writer) -> str:
-    """A constant behind the length of each sequence."""
-    if not n.flag("use_sequence_length"):
-        return w.add("Identity", n.data)
-    inside = _in_sequence(n, w)
-    return w.add("Where", inside, n.data, w.scalar(n.number("value"), n.out.dtype))
-
-
-def _in_sequence(n: Node, w: Writer) -> str:
-    axis, data = n.integer("axis"), n.data
-    if data.growth[axis]:
-        raise UntranslatableError("a time that follows the batch")
-    shape = [1] * data.rank
-    shape[axis] = -1
-    places = np.arange(data.shape[axis], dtype=np.int64).reshape(shape)
-    limits = [1] * data.rank
-    limits[1 - axis] = -1
-    lengths = w.add("Reshape", w.cast(n.inputs[1], "int64"), w.integers(limits))
-    return w.add("Less", w.constant(places), lengths)
-
-
-def sequence_last(n: Node, w: Writer) -> str:
-    """The last step, or that at the end of each sequence."""
-    axis = n.integer("axis")
-    if not n.flag("use_sequence_length"):
-        return w.add("Gather", n.data, w.scalar(n.data.shape[axis] - 1, "int64"), axis=axis)
-    order = [axis, 1 - axis, *range(2, n.data.rank)]
-    moved = w.transposed(n.data, [order[1], order[0], *order[2:]])  # (N, T, …)
-    last = w.add("Sub", w.cast(n.inputs[1], "int64"), w.scalar(1, "int64"))
-    return w.add("GatherND", moved, w.add("Unsqueeze", last, w.integers([1])), batch_dims=1)
-
-
-def sequence_reverse(n: Node, w: Writer) -> str:
-    """Reverse the time, of each sequence up to its length."""
-    if not n.flag("use_sequence_length"):
-        return w.sliced(n.data, 0, -1, None, -1)
-    lengths = w.cast(n.inputs[1], "int64")
-    return w.add("ReverseSequence", n.data, lengths, time_axis=0, batch_axis=1)
 
 
 def depth_to_space(n: Node, w: Writer) -> str:
     """Channels to places."""
     return w.add("DepthToSpace", n.data, blocksize=n.integer("block_size"), mode="DCR")
-
-
-def cumsum(n: Node, w: Writer) -> str:
-    """Sums up to each place."""
-    if n.text("axis") == "None":
-        raise UntranslatableError("all axes at once: give it an axis")
-    axis = w.scalar(n.data.axis(n.integer("axis")), "int64")
-    return w.back(w.add("CumSum", w.in_float32(n.data), axis), n.out.dtype)
 
 
 def numpy_pad(n: Node, w: Writer) -> str:
@@ -378,15 +313,9 @@ TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys(["shape_array", "size_array"], sizes),
     "Embedding": embedding,
     "take": take,
-    "pick": pick,
+    **dict.fromkeys(["pick", "batch_take"], pick),
     "gather_nd": gather_nd,
     "one_hot": one_hot,
-    "topk": topk,
-    **dict.fromkeys(["sort", "argsort"], sort),
-    "SequenceMask": sequence_mask,
-    "SequenceLast": sequence_last,
-    "SequenceReverse": sequence_reverse,
     "depth_to_space": depth_to_space,
     "space_to_depth": lambda n, w: w.add("SpaceToDepth", n.data, blocksize=n.integer("block_size")),
-    "cumsum": cumsum,
 }

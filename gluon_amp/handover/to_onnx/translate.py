@@ -1,7 +1,6 @@
 """A network as an ONNX model: every operator that reads data translated, all others computed."""
 
 import re
-from collections import ChainMap
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -9,17 +8,32 @@ import numpy as np
 from gluon_amp.base.messages import UsageError
 from gluon_amp.graph import NUMPY_NAMES
 from gluon_amp.handover.network import Edge, Network
-from gluon_amp.handover.to_onnx import detection, elementwise, layers, shapes
+from gluon_amp.handover.to_onnx import (
+    activations,
+    attention,
+    detection,
+    elementwise,
+    layers,
+    norms,
+    pooling,
+    recurrent,
+    reductions,
+    shapes,
+)
 from gluon_amp.handover.to_onnx.writer import Batch, Node, Tensor, UntranslatableError, Writer
 
-TRANSLATIONS: Dict[str, Callable] = dict(
-    ChainMap(
-        elementwise.translations(),
-        layers.TRANSLATIONS,
-        shapes.TRANSLATIONS,
-        detection.TRANSLATIONS,
-    )
-)
+TRANSLATIONS: Dict[str, Callable] = {
+    **elementwise.TRANSLATIONS,
+    **activations.TRANSLATIONS,
+    **reductions.TRANSLATIONS,
+    **shapes.TRANSLATIONS,
+    **layers.TRANSLATIONS,
+    **pooling.TRANSLATIONS,
+    **norms.TRANSLATIONS,
+    **recurrent.TRANSLATIONS,
+    **attention.TRANSLATIONS,
+    **detection.TRANSLATIONS,
+}
 
 # Inputs of which an operator needs the shape alone, and labels, which inference does not need
 SHAPES_ALONE = {
@@ -65,19 +79,21 @@ def translate(
     outputs: Dict[int, List[int]] = {}
     for i, k in sorted(read):
         outputs.setdefault(i, []).append(k)
-    inputs = {}
+    inputs, unread = {}, {}
     for i, json in enumerate(network.nodes):
-        if i not in outputs or i in constant:
-            continue
-        if json["op"] == "null":
+        if json["op"] == "null" and i not in constant and (i, 0) in tensors:
             names[i, 0] = json["name"]
-            tensors[i, 0] = inputs[json["name"]] = tensors[i, 0]._replace(name=json["name"])
+            tensors[i, 0] = tensors[i, 0]._replace(name=json["name"])
+            (inputs if i in outputs else unread)[json["name"]] = tensors[i, 0]
+        if i not in outputs or i in constant or json["op"] == "null":
             continue
         found = _translated(_node(network, i, tensors, outputs[i]), writer)
         for k, name in enumerate([found] if isinstance(found, str) else found):
             if (i, k) in tensors:
                 names[i, k] = name
                 tensors[i, k] = tensors[i, k]._replace(name=name)
+    if writer.reads_batch and batch.input in unread:
+        inputs[batch.input] = unread[batch.input]
     return Translated(writer, names, tensors, inputs)
 
 
@@ -184,7 +200,10 @@ def _translated(node: Node, writer: Writer):
             raise UntranslatableError("it draws random numbers")
         if node.op not in TRANSLATIONS:
             raise UntranslatableError("ONNX has no such operator, or no translation is known")
-        return TRANSLATIONS[node.op](node, writer)
+        found = TRANSLATIONS[node.op](node, writer)
+        if not isinstance(found, str) and len(found) < len(node.outputs):
+            raise UntranslatableError("the use of its second output")
+        return found
     except UntranslatableError as reason:
         raise UsageError(
             f"{where} has no translation to ONNX ({reason}): replace it by other operators, or "

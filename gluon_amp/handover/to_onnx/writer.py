@@ -64,9 +64,15 @@ class Node(NamedTuple):
         """The first output."""
         return self.outputs[0]
 
+    @property
+    def wide(self) -> str:
+        """The dtype of norms and exponentials: float32, or float64 if the data have that."""
+        return "float64" if self.data.dtype == "float64" else "float32"
+
     def text(self, key: str, default: str = "None") -> str:
-        """Return an attribute as MXNet wrote it."""
-        return self.attrs.get(key, default)
+        """Return an attribute as MXNet wrote it; the default if it is None."""
+        text = self.attrs.get(key, "None")
+        return default if text == "None" else text
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Return an attribute that is True or False."""
@@ -119,6 +125,7 @@ class Writer:
         self.nodes: List[tuple] = []  # operator, inputs, outputs, attributes
         self.constants: Dict[str, np.ndarray] = {}
         self.prefix = ""  # of the names of what the present operator adds
+        self.reads_batch = False  # whether a size is read from the batch's input
         self._batch = batch
         self._names: Dict[str, int] = {}
         self._known: Dict[tuple, str] = {}  # the names of small constants
@@ -164,13 +171,13 @@ class Writer:
         """Add a cast to a dtype of numpy."""
         return self.add("Cast", value, to=dtype)
 
-    def in_float32(self, value: Tensor) -> str:
-        """Return a tensor in float32, cast if it is not."""
-        return value.name if value.dtype == "float32" else self.cast(value, "float32")
+    def as_dtype(self, value: Tensor, dtype: str) -> str:
+        """Return a tensor in a dtype, cast if it has another."""
+        return value.name if value.dtype == dtype else self.cast(value, dtype)
 
-    def back(self, value: str, dtype: str) -> str:
-        """Return what was computed in float32 in the dtype of the net."""
-        return value if dtype == "float32" else self.cast(value, dtype)
+    def back(self, value: str, node: Node) -> str:
+        """Return what was computed in a node's wide dtype in the dtype of its output."""
+        return value if node.out.dtype == node.wide else self.cast(value, node.out.dtype)
 
     def sizes(self, tensor: Tensor) -> str:
         """Return the sizes of a tensor, which follow the batch."""
@@ -180,6 +187,7 @@ class Writer:
             prefix, self.prefix = self.prefix, "batch"
             shape, axis = self.add("Shape", self._batch.input), self.integers([self._batch.axis])
             self._known["sizes",] = self.add("Gather", shape, axis, axis=0)
+            self.reads_batch = True
             self.prefix = prefix
         batch = self._batch.size
         at_zero = [size - batch * growth for size, growth in zip(tensor.shape, tensor.growth)]

@@ -1,0 +1,463 @@
+"""Every translated operator, by what it computes: MXNet's results against onnxruntime's.
+
+A row of the table is an expression of MXNet's operators and the tensors that it reads. Those of
+lower case are inputs whose first axis follows the batch, or whose second does if the name begins
+with t. Those of upper case are parameters.
+"""
+
+import re
+
+import numpy as np
+import pytest
+
+from gluon_amp import graph
+from gluon_amp.handover.network import Network
+from gluon_amp.handover.to_onnx.model import Session, encode
+from gluon_amp.handover.to_onnx.translate import translate, with_batch
+
+import mxnet as mx
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+# Two implementations may round each of some 16 steps differently, relative to the largest value.
+ROUNDINGS = 16
+
+
+def normal(*shape, seed=0, dtype="float32"):
+    return np.random.RandomState(seed).standard_normal(shape).astype(dtype)
+
+
+def positive(*shape, seed=0):
+    return np.random.RandomState(seed).uniform(0.1, 2, shape).astype("float32")
+
+
+def ints(*values, dtype="int32"):
+    return np.array(values, dtype)
+
+
+X = {"x": normal(2, 3, 4)}
+PAIR = {**X, "y": normal(2, 3, 4, seed=1), "z": normal(2, 1, 4, seed=2)}
+IMAGE = {"x": normal(2, 4, 7, 6)}
+
+TABLE = [
+    (
+        X,
+        """
+        abs(x)
+        ceil(x)
+        floor(x)
+        exp(x)
+        erf(x)
+        sigmoid(x)
+        relu(x)
+        tanh(x)
+        sign(x)
+        negative(x)
+        sin(x)
+        cos(x)
+        tan(x)
+        arctan(x)
+        sinh(x)
+        cosh(x)
+        arcsinh(x)
+        softsign(x)
+        square(x)
+        cbrt(x)
+        rcbrt(x)
+        expm1(x)
+        degrees(x)
+        radians(x)
+        hard_sigmoid(x)
+        hard_sigmoid(x, alpha=0.1, beta=0.3)
+        round(x * 2)
+        rint(x * 2)
+        round(round(x * 4) / 2)
+        rint(round(x * 4) / 2)
+        trunc(x * 3)
+        fix(x * 3)
+        arcsin(tanh(x))
+        arccos(tanh(x))
+        arctanh(tanh(x))
+        arccosh(abs(x) + 1)
+        log(abs(x))
+        log2(abs(x))
+        log10(abs(x))
+        log1p(abs(x))
+        sqrt(abs(x))
+        rsqrt(abs(x))
+        reciprocal(x)
+        smooth_l1(x)
+        smooth_l1(x, scalar=0.5)
+        clip(x, -0.5, 1)
+        BlockGrad(x)
+        identity(x)
+        make_loss(x)
+        MakeLoss(x, grad_scale=2)
+        Dropout(x, p=0.5)
+        x + 1.5
+        x - 1.5
+        1.5 - x
+        x * 1.5
+        x / 1.5
+        1.5 / x
+        abs(x) ** 1.5
+        x ** 2
+        x ** -1
+        1.5 ** x
+        x % 0.5
+        0.5 % x
+        x % -0.5
+        _maximum_scalar(x, scalar=0.5)
+        _minimum_scalar(x, scalar=0.5)
+        _hypot_scalar(x, scalar=0.5)
+        -x
+        x > 0.5
+        x >= 0.5
+        x < 0.5
+        x <= 0.5
+        x == 0.5
+        x != 0.5
+        _logical_and_scalar(relu(x), scalar=2)
+        _logical_or_scalar(relu(x), scalar=0)
+        _logical_xor_scalar(relu(x), scalar=2)
+        logical_not(relu(x))
+        zeros_like(x)
+        ones_like(x) + x
+        Cast(x * 3, dtype='int32')
+        Cast(x, dtype='float64')
+        Cast(Cast(x * 3, dtype='int8'), dtype='int64')
+        amp_cast(x, dtype='float16')
+        Activation(x, act_type='relu')
+        Activation(x, act_type='sigmoid')
+        Activation(x, act_type='tanh')
+        Activation(x, act_type='softrelu')
+        Activation(x, act_type='softsign')
+        LeakyReLU(x)
+        LeakyReLU(x, act_type='leaky', slope=0.1)
+        LeakyReLU(x, act_type='elu', slope=0.5)
+        LeakyReLU(x, act_type='selu')
+        LeakyReLU(x, act_type='gelu')
+        LeakyReLU(x, act_type='rrelu', lower_bound=0.1, upper_bound=0.3)[0]
+        softmax(x)
+        softmax(x, axis=1)
+        softmax(x, axis=0)
+        softmax(x, temperature=3.0)
+        softmin(x, axis=1)
+        log_softmax(x, axis=-2, temperature=0.5)
+        softmax(x, dtype='float64')
+        SoftmaxActivation(x)
+        SoftmaxActivation(x, mode='channel')
+        sum(x)
+        sum(x, axis=1)
+        sum(x, axis=(0, 2), keepdims=True)
+        sum(x, axis=-1)
+        sum(x, axis=1, exclude=True)
+        mean(x)
+        mean(x, axis=(1, -1))
+        mean(x, axis=0)
+        mean(x, axis=0, exclude=True, keepdims=True)
+        max(x, axis=1)
+        max(x)
+        min(x, axis=(1, 2), keepdims=True)
+        prod(x, axis=2)
+        norm(x)
+        norm(x, ord=1, axis=1)
+        norm(x, axis=(0, 1))
+        norm(x, axis=2, keepdims=True)
+        argmax(x, axis=1)
+        argmax(x, axis=-1, keepdims=True)
+        argmax(x)
+        argmin(x, axis=2)
+        L2Normalization(x)
+        L2Normalization(x, mode='channel')
+        L2Normalization(x, mode='spatial', eps=0.1)
+        moments(x, axes=(1, 2))
+        moments(x, axes=(0,), keepdims=True)
+        cumsum(x, axis=1)
+        cumsum(x, axis=0)
+        cumsum(x)
+        """,
+    ),
+    (
+        PAIR,
+        """
+        SoftmaxOutput(reshape(x, shape=(0, -1)), sum(x, axis=(1, 2)))
+        SoftmaxOutput(x, sum(x, axis=1), multi_output=True)
+        SoftmaxOutput(x, sum(x, axis=2), preserve_shape=True)
+        LinearRegressionOutput(x, y)
+        MAERegressionOutput(x, y)
+        LogisticRegressionOutput(x, y)
+        elemwise_add(x, y)
+        elemwise_sub(x, y)
+        elemwise_mul(x, y)
+        elemwise_div(x, y)
+        x + y
+        x - y
+        x * y
+        x / y
+        abs(x) ** y
+        x % y
+        add_n(x, y, x)
+        broadcast_add(x, z)
+        broadcast_sub(x, z)
+        broadcast_mul(x, z)
+        broadcast_div(x, z)
+        broadcast_power(abs(x), z)
+        broadcast_maximum(x, z)
+        broadcast_minimum(x, z)
+        broadcast_mod(x, z)
+        broadcast_hypot(x, z)
+        maximum(x, y)
+        minimum(x, y)
+        hypot(x, y)
+        broadcast_equal(round(x), round(z))
+        broadcast_not_equal(round(x), round(z))
+        broadcast_greater(x, z)
+        broadcast_greater_equal(x, z)
+        broadcast_lesser(x, z)
+        broadcast_lesser_equal(x, z)
+        x > y
+        x >= y
+        x < y
+        x <= y
+        x == x
+        x != x
+        broadcast_logical_and(relu(x), relu(z))
+        broadcast_logical_or(relu(x), relu(z))
+        broadcast_logical_xor(relu(x), relu(z))
+        where(x > 0, x, y)
+        where(x, y, x)
+        where(Cast(x > 0, dtype='int32'), x, y)
+        where(sum(x, axis=(1, 2)) > 0, x, y)
+        Concat(x, y, dim=1)
+        Concat(x, y, z, dim=-2)
+        stack(x, y, axis=1)
+        stack(x, y, axis=-1)
+        stack(x, y, axis=0)
+        squeeze(z, axis=1)
+        broadcast_axis(z, axis=1, size=3)
+        broadcast_to(z, shape=(0, 5, 0))
+        broadcast_like(z, x)
+        broadcast_like(z, x, lhs_axes=(1,), rhs_axes=(1,))
+        reshape_like(x, y)
+        slice_like(Concat(x, y, dim=1), x)
+        slice_like(Concat(x, y, dim=1), x, axes=(1,))
+        slice_like(Concat(x, y, dim=0), x, axes=(0,))
+        batch_dot(x, y, transpose_b=True)
+        batch_dot(x, y, transpose_a=True)
+        batch_dot(x, transpose(y, axes=(0, 2, 1)))
+        linalg_gemm2(x, y, transpose_b=True, alpha=0.5)
+        linalg_gemm2(x, y, transpose_a=True)
+        linalg_gemm(x, y, batch_dot(x, y, transpose_b=True), transpose_b=True, alpha=2, beta=0.5)
+        contrib.div_sqrt_dim(x)
+        contrib.arange_like(x, axis=1) + sum(x, axis=(0, 2))
+        contrib.arange_like(x)
+        contrib.arange_like(x, axis=0)
+        contrib.arange_like(x, axis=0, start=2, step=0.5)
+        shape_array(x)
+        size_array(x)
+        """,
+    ),
+    (
+        {"x": normal(2, 12, 5)},
+        """
+        reshape(x, shape=(0, -1))
+        reshape(x, shape=(-1, 5))
+        reshape(x, shape=(0, 3, 4, 5))
+        reshape(x, shape=(-2, 1))
+        reshape(x, shape=(-3, 0))
+        reshape(x, shape=(0, -3))
+        reshape(x, shape=(0, -4, 3, -1, 0))
+        reshape(x, shape=(0, -4, -1, 4, -2))
+        reshape(x, shape=(-1, 3, 0), reverse=True)
+        reshape(x, shape=(0, 0, 5, -1))
+        reshape(x, shape=(2, -1), reverse=True)
+        reshape(x, shape=(-1,))
+        Flatten(x)
+        expand_dims(x, axis=1)
+        expand_dims(x, axis=-1)
+        expand_dims(x, axis=0)
+        transpose(x)
+        transpose(x, axes=(1, 0, 2))
+        SwapAxis(x, dim1=0, dim2=2)
+        SliceChannel(x, num_outputs=3)
+        SliceChannel(x, num_outputs=5, axis=2, squeeze_axis=True)
+        SliceChannel(x, num_outputs=5, axis=-1)
+        split_v2(x, 3, axis=1)
+        split_v2(x, (2, 5), axis=1)
+        split_v2(x, (3,), axis=-1)
+        split_v2(x, 5, axis=2, squeeze_axis=True)
+        slice(x, begin=(0, 2), end=(None, 7))
+        slice(x, begin=(None, None, 1), end=(None, None, 4))
+        slice(x, begin=(None, -5), end=(None, -1))
+        slice(x, begin=(None, 10, None), end=(None, 2, None), step=(None, -3, -1))
+        slice(x, begin=(None, None), end=(None, 100))
+        slice(x, begin=(1,), end=(None,))
+        slice(x, begin=(-1,), end=(None,))
+        slice_axis(x, axis=1, begin=2, end=-3)
+        slice_axis(x, axis=-1, begin=-3, end=None)
+        slice_axis(x, axis=0, begin=0, end=1)
+        slice_axis(x, axis=0, begin=-1, end=None)
+        tile(x, reps=(1, 2, 3))
+        tile(x, reps=(2,))
+        tile(x, reps=(2, 1, 1, 1))
+        tile(x, reps=(2, 1, 1))
+        repeat(x, repeats=2, axis=1)
+        repeat(x, repeats=3, axis=-1)
+        repeat(x, repeats=2, axis=0)
+        repeat(x, repeats=2)
+        reverse(x, axis=1)
+        reverse(x, axis=(0, 2))
+        flip(x, axis=2)
+        sort(x, axis=-1)
+        sort(x, axis=1, is_ascend=False)
+        argsort(x, axis=1)
+        argsort(x, is_ascend=False, dtype='int32')
+        sort(x, axis=None)
+        topk(x, k=3)
+        topk(x, k=3, axis=1, ret_typ='value')
+        topk(x, k=3, axis=1, ret_typ='both', is_ascend=True)
+        topk(x, k=2, ret_typ='indices', dtype='int32')
+        topk(x, k=3, axis=1, ret_typ='mask')
+        topk(x, k=0, axis=1)
+        topk(x, k=1, axis=0)
+        diag(x)
+        diag(x, k=1, axis1=1, axis2=2)
+        batch_take(reshape(x, shape=(-1, 5)), Cast(argmax(reshape(x, shape=(-1, 5)), axis=1), dtype='int32'))
+        """,
+    ),
+    (
+        {"x": normal(2, 5), "i": ints(1, 7, dtype="float32"), "P": normal(6, 3), "Q": normal(3, 4)},
+        """
+        diag(x)
+        diag(slice_axis(x, axis=0, begin=0, end=1), k=2)
+        take(P, i)
+        take(P, i, mode='wrap')
+        take(P, i - 9, mode='wrap')
+        take(P, Cast(i, dtype='int32') - 9)
+        take(x, i, axis=1)
+        take(x, i, axis=-1, mode='wrap')
+        take(P, i, axis=1)
+        take(x, zeros_like(i))
+        take(x, one_hot(i, depth=3), axis=0)
+        pick(x, i - 1)
+        pick(x, i - 1, axis=1, keepdims=True)
+        pick(x, i, mode='wrap')
+        pick(transpose(x), i, axis=0)
+        Embedding(i, P, input_dim=6, output_dim=3)
+        one_hot(i, depth=8)
+        one_hot(i, depth=5, on_value=2, off_value=-1, dtype='int32')
+        gather_nd(x, stack(zeros_like(i), i % 5))
+        gather_nd(x, expand_dims(zeros_like(i), axis=0))
+        gather_nd(P, expand_dims(i % 5, axis=0))
+        batch_take(x, Cast(i, dtype='int32') % 5)
+        where(i > 1, x, -x)
+        softmax_cross_entropy(x, i % 5)
+        dot(P, Q)
+        dot(slice_axis(x, axis=1, begin=0, end=3), Q)
+        dot(slice_axis(x, axis=1, begin=0, end=3), P, transpose_b=True)
+        dot(x, x, transpose_a=True)
+        dot(x, x, transpose_b=True)
+        dot(reshape(x, shape=(-1,)), reshape(x, shape=(-1,)))
+        """,
+    ),
+    (
+        {"x": ints([3, -2, 0], [5, 1, -7]), "y": ints([2, 2, -2], [4, -3, 3])},
+        """
+        x + y
+        x * 2
+        x - y
+        x % 3
+        x / 2
+        abs(x)
+        broadcast_maximum(x, y)
+        clip(x, -1, 3)
+        sum(x, axis=1)
+        max(x, axis=1)
+        x > y
+        x == 1
+        where(x, x, y)
+        Concat(x, y, dim=1)
+        Cast(x, dtype='float32') / 3
+        one_hot(x, depth=4)
+        negative(x)
+        sign(x)
+        square(x)
+        topk(x, k=2, ret_typ='value')
+        reshape(x, shape=(-1,))
+        """,
+    ),
+    (
+        {"x": normal(2, 4, 5, dtype="float64"), "y": normal(2, 4, 5, dtype="float64", seed=1)},
+        """
+        x + y
+        x * 1.1
+        exp(x)
+        sum(x, axis=1)
+        mean(x)
+        softmax(x)
+        norm(x, axis=1)
+        Cast(x, dtype='float32')
+        batch_dot(x, transpose(y, axes=(0, 2, 1)))
+        """,
+    ),
+]
+
+
+class Names(dict):
+    """MXNet's operators by their names."""
+
+    def __missing__(self, name):
+        rooms = (mx.sym, mx.sym._internal)
+        return next(getattr(room, name) for room in rooms if hasattr(room, name))
+
+
+def network_of_row(row, tensors):
+    numpy = bool(re.search(r"\bnpx?\.", row))
+    with mx.util.np_shape(numpy), mx.util.np_array(numpy), mx.name.NameManager():
+        variables = {name: mx.sym.var(name) for name in tensors}
+        if numpy:
+            variables = {name: one.as_np_ndarray() for name, one in variables.items()}
+        rooms = {"contrib": mx.sym.contrib, "np": mx.sym.np, "npx": mx.sym.npx}
+        symbol = eval(row, {}, Names({**rooms, **variables}))
+        symbol = mx.sym.Group(symbol) if isinstance(symbol, (list, tuple)) else symbol
+    json = graph.to_json(symbol)
+    read = {name: tensors[name] for name in graph.variables(json)}
+    inputs = {name: value for name, value in read.items() if name.islower()}
+    return Network(json, inputs, {k: v for k, v in read.items() if k not in inputs}, numpy)
+
+
+CASES = [
+    pytest.param(row.strip(), tensors, id=row.strip())
+    for tensors, rows in TABLE
+    for row in rows.strip().splitlines()
+]
+
+
+def translated(network):
+    axes = {name: int(name.startswith("t")) for name in network.inputs}
+    found = translate(network, axes, lambda edges: network.run(network.inputs, edges))
+    return encode(network, found, network.outputs, {}), axes
+
+
+def assert_same(row, expected, results):
+    assert len(expected) == len(results)
+    for a, b in zip(expected, results):
+        assert (a.shape, a.dtype) == (b.shape, b.dtype)
+        if a.dtype.kind != "f":
+            np.testing.assert_array_equal(b, a)
+        else:
+            eps = np.finfo(a.dtype).eps / 2
+            largest = np.abs(a, dtype="float64").max() if a.size else 0
+            np.testing.assert_allclose(b, a, rtol=0, atol=ROUNDINGS * eps * largest)
+
+
+@pytest.mark.parametrize("row, tensors", CASES)
+def test_an_operator_computes_the_same_for_every_batch(row, tensors):
+    network = network_of_row(row, tensors)
+    model, axes = translated(network)
+    session = Session(model)
+    for size in (None, 1, 5):
+        inputs = network.inputs if size is None else with_batch(network.inputs, axes, size)
+        assert_same(row, network.run(inputs), session.run(inputs))
