@@ -115,7 +115,7 @@ def softmax_output(n: Node, w: Writer) -> str:
     value = w.as_dtype(n.data, n.wide)
     if n.flag("multi_output") or n.text("mode") == "channel":
         return w.back(w.add("Softmax", value, axis=1), n)
-    if n.flag("preserve_shape"):
+    if n.flag("preserve_shape") or n.op == "SoftmaxActivation":
         return w.back(w.add("Softmax", value, axis=n.data.rank - 1), n)
     flat = w.add("Softmax", w.add("Flatten", value, axis=1), axis=1)
     return w.back(w.reshaped(flat, n.out), n)

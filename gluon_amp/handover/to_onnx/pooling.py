@@ -30,7 +30,9 @@ def pooling(n: Node, w: Writer) -> str:
     if any(over) or any(pads):
         places = w.integers([0, 0, *pads[:rank], 0, 0, *over])
         filled = w.add("Pad", n.data, places, w.scalar(0, n.data.dtype))
-        found = w.add("AveragePool", filled, **{**attributes, "pads": (0,) * (2 * rank)})
+        # onnxruntime fuses the two, and would then leave the zeros out of the average.
+        attributes.update(pads=(0,) * (2 * rank), count_include_pad=1)
+        found = w.add("AveragePool", filled, **attributes)
         factor = total / _counts(n, kernel, strides, pads)
     else:
         found, factor = w.add("AveragePool", n.data, **attributes), np.ones(())

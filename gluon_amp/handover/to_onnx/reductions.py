@@ -4,6 +4,7 @@ from typing import Callable, Dict, List
 
 import numpy as np
 
+from gluon_amp.handover.to_onnx.shapes import flattened
 from gluon_amp.handover.to_onnx.writer import Node, Tensor, UntranslatableError, Writer
 
 
@@ -98,8 +99,7 @@ def _along(n: Node, w: Writer, default: int = -1) -> tuple:
     """Return a tensor and the axis that an operator works along: flattened if it names none."""
     if n.text("axis", str(default)) != "None":
         return n.data.name, n.data.axis(n.integer("axis", default)), n.data
-    flat = Tensor((int(np.prod(n.data.shape)),), (int(any(n.data.growth)),), n.data.dtype)
-    return w.add("Reshape", n.data, w.integers([-1])), 0, flat
+    return w.add("Reshape", n.data, w.integers([-1])), 0, flattened(n.data)
 
 
 def topk(n: Node, w: Writer) -> List[str]:
@@ -129,8 +129,8 @@ def _ordered(n: Node, w: Writer, count: int, ascending: bool, kind: str) -> List
         zeros = w.add("ConstantOfShape", w.sizes(data), value=np.zeros(1, n.out.dtype))
         ones = w.add("Expand", w.scalar(1, n.out.dtype), w.add("Shape", places))
         return [w.reshaped(w.add("ScatterElements", zeros, places, ones, axis=axis), n.out)]
-    found = {"value": [values], "indices": [places], "both": [values, places]}[kind]
-    return [w.cast(one, out.dtype) if one == places else one for one, out in zip(found, n.outputs)]
+    cast = w.cast(places, n.outputs[-1].dtype) if kind != "value" else ""
+    return {"value": [values], "indices": [cast], "both": [values, cast]}[kind]
 
 
 def cumsum(n: Node, w: Writer) -> str:

@@ -170,6 +170,15 @@ def filled(number: float) -> Callable[[Node, Writer], str]:
     return translate
 
 
+def flattened(tensor: Tensor) -> Tensor:
+    """Return what is known of a tensor as one axis."""
+    if sum(map(bool, tensor.growth)) > 1:
+        raise UntranslatableError("a size that grows with the square of the batch")
+    rest = [size for size, growth in zip(tensor.shape, tensor.growth) if not growth]
+    growth = sum(tensor.growth) * int(np.prod(rest))
+    return Tensor((int(np.prod(tensor.shape)),), (growth,), tensor.dtype)
+
+
 def size_of(tensor: Tensor, axis: int, w: Writer) -> str:
     """Return the size of an axis as a scalar."""
     if not tensor.growth[axis]:
@@ -191,8 +200,7 @@ def arange_like(n: Node, w: Writer) -> str:
     """0, 1, 2 …, as many as an axis has, or as the tensor has values."""
     if n.integer("repeat", 1) != 1:
         raise UntranslatableError("repeated numbers")
-    count = n.out._replace(shape=(int(np.prod(n.out.shape)),), growth=(max(n.out.growth),))
-    found = w.cast(w.reshaped(positions(count, 0, w), n.out), n.out.dtype)
+    found = w.cast(w.reshaped(positions(flattened(n.out), 0, w), n.out), n.out.dtype)
     scaled = w.add("Mul", found, w.scalar(n.number("step", 1), n.out.dtype))
     return w.add("Add", scaled, w.scalar(n.number("start"), n.out.dtype))
 
