@@ -93,10 +93,12 @@ def run(symbol: mx.sym.Symbol, values: Dict[str, np.ndarray]) -> List[np.ndarray
     """Return the outputs of a symbol, run on the CPU in inference with these values."""
     numpy = isinstance(symbol, NumpySymbol)
     plain = symbol.as_nd_ndarray() if numpy else symbol
+    # MXNet plans gradients, for which it wants a variable, and operators that have them.
+    plain = mx.sym.Group([*map(mx.sym.BlockGrad, plain), mx.sym.var("spare")])
+    values = {"spare": np.zeros(1, np.float32), **values}
     with mx.util.np_shape(numpy), autograd.pause(train_mode=False):
         arrays = [mx.nd.array(values[n], dtype=values[n].dtype) for n in plain.list_inputs()]
-        outputs = mx.nd.CachedOp(plain)(*arrays)
-        outputs = outputs if isinstance(outputs, list) else [outputs]
+        *outputs, _ = mx.nd.CachedOp(plain)(*arrays)
         return [host_copy(output) for output in outputs]
 
 

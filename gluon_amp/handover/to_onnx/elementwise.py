@@ -48,10 +48,10 @@ COMPARISONS = {
     "not_equal": "Equal",  # and a Not
     "greater": "Greater",
     "greater_equal": "GreaterOrEqual",
-    **dict.fromkeys(["lesser", "less"], "Less"),
-    **dict.fromkeys(["lesser_equal", "less_equal"], "LessOrEqual"),
+    "lesser": "Less",
+    "lesser_equal": "LessOrEqual",
 }
-LOGICAL = {"logical_and": "And", "logical_or": "Or", "logical_xor": "Xor", "logical_not": "Not"}
+LOGICAL = {"logical_and": "And", "logical_or": "Or", "logical_xor": "Xor"}
 
 
 def same(n: Node, w: Writer) -> str:
@@ -93,7 +93,7 @@ def _operands(n: Node, w: Writer, dtype: str) -> list:
 
 def logical(n: Node, w: Writer) -> str:
     """A logical operator, whose inputs are true where they are not 0."""
-    found = w.add(LOGICAL[_kind(n.op)], *_operands(n, w, "bool"))
+    found = w.add({**LOGICAL, "logical_not": "Not"}[_kind(n.op)], *_operands(n, w, "bool"))
     return found if n.out.dtype == "bool" else w.cast(found, n.out.dtype)
 
 
@@ -213,8 +213,8 @@ TRANSLATIONS: Dict[str, Callable] = {
     "log10": _steps(("Log",), ("Div", np.log(10))),
     "log1p": _steps(("Add", 1), ("Log",)),
     "expm1": _steps(("Exp",), ("Sub", 1)),
-    **dict.fromkeys(["degrees", "_npi_rad2deg"], _steps(("Mul", 180 / np.pi))),
-    **dict.fromkeys(["radians", "_npi_deg2rad"], _steps(("Mul", np.pi / 180))),
+    "degrees": _steps(("Mul", 180 / np.pi)),
+    "radians": _steps(("Mul", np.pi / 180)),
     "hard_sigmoid": lambda n, w: w.add(
         "HardSigmoid", n.data, alpha=n.number("alpha", 0.2), beta=n.number("beta", 0.5)
     ),
@@ -230,5 +230,5 @@ TRANSLATIONS: Dict[str, Callable] = {
 }
 for table, translation in ((COMPARISONS, comparison), (LOGICAL, logical)):
     for kind in table:
-        names = (f"broadcast_{kind}", f"broadcast_{kind}_scalar", f"_{kind}", f"_{kind}_scalar")
+        names = (f"broadcast_{kind}", f"_{kind}", f"_{kind}_scalar")
         TRANSLATIONS.update(dict.fromkeys(names, translation))

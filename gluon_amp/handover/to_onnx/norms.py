@@ -90,24 +90,20 @@ def lrn(n: Node, w: Writer) -> str:
 
 
 def softmax(n: Node, w: Writer) -> str:
-    """softmax, softmin and log_softmax, with a temperature, and with lengths or a mask."""
+    """softmax, softmin and log_softmax, with a temperature and with lengths."""
     value, axis = w.as_dtype(n.data, n.wide), n.data.axis(n.integer("axis", -1))
     if n.number("temperature", 1) != 1:
         value = w.add("Div", value, w.scalar(n.number("temperature"), n.wide))
     if n.op == "softmin":
         value = w.add("Neg", value)
-    function = "LogSoftmax" if n.op.endswith("log_softmax") else "Softmax"
-    if n.op.startswith("masked"):
-        inside = w.as_dtype(n.inputs[1], "bool")
-        left = -np.inf if function == "LogSoftmax" else 0
-    elif n.flag("use_length"):
-        limit = w.add("Unsqueeze", w.cast(n.inputs[1], "int64"), w.integers([axis]))
-        inside, left = w.add("Less", positions(n.data, axis, w), limit), 0
-    else:
+    function = "LogSoftmax" if n.op == "log_softmax" else "Softmax"
+    if not n.flag("use_length"):
         return w.back(w.add(function, value, axis=axis), n)
+    limit = w.add("Unsqueeze", w.cast(n.inputs[1], "int64"), w.integers([axis]))
+    inside = w.add("Less", positions(n.data, axis, w), limit)
     value = w.add("Where", inside, value, w.scalar(-1e38, n.wide))
     value = w.add(function, value, axis=axis)
-    return w.back(w.add("Where", inside, value, w.scalar(left, n.wide)), n)
+    return w.back(w.add("Where", inside, value, w.scalar(0, n.wide)), n)
 
 
 def softmax_output(n: Node, w: Writer) -> str:
@@ -141,7 +137,6 @@ TRANSLATIONS: Dict[str, Callable] = {
     "L2Normalization": l2_normalization,
     "LRN": lrn,
     **dict.fromkeys(["softmax", "softmin", "log_softmax"], softmax),
-    **dict.fromkeys(["masked_softmax", "masked_log_softmax"], softmax),
     **dict.fromkeys(["SoftmaxOutput", "SoftmaxActivation"], softmax_output),
     "softmax_cross_entropy": softmax_cross_entropy,
 }

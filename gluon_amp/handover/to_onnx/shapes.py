@@ -57,7 +57,7 @@ def split_at(n: Node, w: Writer) -> List[str]:
     size = n.data.shape[axis]
     begins = list(n.integers("indices"))
     if sections:
-        begins = [k * size // sections for k in range(sections)]
+        begins = [k * (size // sections) + min(k, size % sections) for k in range(sections)]
     elif not begins or begins[0] != 0:
         begins = [0, *begins]
     ends = [*begins[1:], size]
@@ -160,11 +160,58 @@ def flip(n: Node, w: Writer) -> str:
     return value
 
 
+def roll(n: Node, w: Writer) -> str:
+    """Move values along axes, the last ones to the front; of the flattened tensor without axes."""
+    shifts, axes = n.integers("shift"), n.integers("axis")
+    if not axes:
+        value, data, axes = w.add("Reshape", n.data, w.integers([-1])), flattened(n.data), (0,)
+    else:
+        value, data = n.data.name, n.data
+    shifts = shifts * len(axes) if len(shifts) == 1 else shifts
+    for axis, shift in zip(map(data.axis, axes), shifts):
+        place = -shift if data.growth[axis] else -shift % data.shape[axis]
+        parts = [w.sliced(value, axis, place, None), w.sliced(value, axis, 0, place)]
+        value = w.add("Concat", *parts, axis=axis)
+    return w.reshaped(value, n.out)
+
+
+def diagonal(n: Node, w: Writer) -> str:
+    """The diagonal of two axes, as the last axis."""
+    first, second = (n.data.axis(n.integer(key, k)) for k, key in enumerate(("axis1", "axis2")))
+    if n.data.rank == 1 or n.data.growth[first] or n.data.growth[second]:
+        raise UntranslatableError("a matrix of a vector, or a diagonal of the batch")
+    rest = [axis for axis in range(n.data.rank) if axis not in (first, second)]
+    rows, columns = n.data.shape[first], n.data.shape[second]
+    offset = n.integer("k", n.integer("offset"))
+    value = w.transposed(n.data, [*rest, first, second])
+    flat = w.add("Reshape", value, w.integers([0] * len(rest) + [rows * columns]))
+    places = np.diagonal(np.arange(rows * columns).reshape(rows, columns), offset)
+    return w.add("Gather", flat, w.integers(places), axis=len(rest))
+
+
+def triangle(n: Node, w: Writer) -> str:
+    """The lower triangle of matrices, with zeros above."""
+    ones = np.tril(np.ones(n.data.shape[-2:], n.out.dtype), n.integer("k"))
+    return w.add("Mul", n.data, w.constant(ones))
+
+
+def move_axes(n: Node, w: Writer) -> str:
+    """`mx.np.moveaxis`."""
+    sources, places = (
+        [n.data.axis(axis) for axis in n.integers(key)] for key in ("source", "destination")
+    )
+    order = [axis for axis in range(n.data.rank) if axis not in sources]
+    for place, source in sorted(zip(places, sources)):
+        order.insert(place, source)
+    return w.add("Transpose", n.data, perm=order)
+
+
 def filled(number: float) -> Callable[[Node, Writer], str]:
     """Return the translation of zeros or ones whose size follows the batch."""
 
     def translate(n: Node, w: Writer) -> str:
-        value = np.array([n.number("value", number)], n.out.dtype)
+        given = n.number("value", n.number("fill_value", number))
+        value = np.array([given], n.out.dtype)
         return w.add("ConstantOfShape", w.sizes(n.out), value=value)
 
     return translate
@@ -304,7 +351,7 @@ TRANSLATIONS: Dict[str, Callable] = {
     "Concat": concat,
     "stack": stack,
     "SliceChannel": split,
-    "_split_v2": split_at,
+    **dict.fromkeys(["_split_v2", "_npi_hsplit"], split_at),
     "slice": slice_,
     "slice_axis": slice_axis,
     "slice_like": slice_like,
@@ -314,7 +361,11 @@ TRANSLATIONS: Dict[str, Callable] = {
     "repeat": repeat,
     "Pad": pad,
     "_npi_pad": numpy_pad,
-    "reverse": flip,
+    **dict.fromkeys(["reverse", "_npi_flip"], flip),
+    "_np_roll": roll,
+    **dict.fromkeys(["diag", "_np_diag", "_np_diagonal"], diagonal),
+    "_npi_tril": triangle,
+    "_np_moveaxis": move_axes,
     **dict.fromkeys(["_zeros", "zeros_like", "_zeros_without_dtype"], filled(0)),
     **dict.fromkeys(["_ones", "ones_like", "_full", "_npi_full_like"], filled(1)),
     "_contrib_arange_like": arange_like,
