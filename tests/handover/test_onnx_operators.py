@@ -36,6 +36,20 @@ def ints(*values, dtype="int32"):
     return np.array(values, dtype)
 
 
+def boxes(batch, count, classes=3, seed=0):
+    """Rows of an id, a score and two corners, of which many overlap."""
+    draw = np.random.RandomState(seed)
+    corner, size = (
+        draw.uniform(0.05, 0.6, (batch, count, 2)),
+        draw.uniform(0.1, 0.4, (batch, count, 2)),
+    )
+    ids, scores = (
+        draw.randint(-1, classes, (batch, count, 1)),
+        draw.uniform(0, 1, (batch, count, 1)),
+    )
+    return np.concatenate([ids, scores.round(1), corner, corner + size], 2).astype("float32")
+
+
 X = {"x": normal(2, 3, 4)}
 PAIR = {**X, "y": normal(2, 3, 4, seed=1), "z": normal(2, 1, 4, seed=2)}
 IMAGE = {"x": normal(2, 4, 7, 6)}
@@ -580,6 +594,53 @@ TABLE = [
         """
         RNN(t, W, ts, tc, mode='lstm', state_size=4, num_layers=3, bidirectional=True)
         RNN(t, W, ts, tc, mode='lstm', state_size=4, num_layers=3, bidirectional=True, state_outputs=True, p=0.5)
+        """,
+    ),
+    (
+        {"x": boxes(3, 30), "s": np.tile(boxes(1, 30)[..., 1:], (3, 1, 1))},
+        """
+        contrib.box_nms(x, id_index=0)
+        contrib.box_nms(x, id_index=0, force_suppress=True, overlap_thresh=0.3)
+        contrib.box_nms(x, overlap_thresh=0.2, valid_thresh=0.5)
+        contrib.box_nms(x, overlap_thresh=0.4, topk=8, id_index=0, valid_thresh=0.3)
+        contrib.box_nms(x, overlap_thresh=0.4, valid_thresh=2)
+        contrib.box_nms(x, overlap_thresh=0.4, id_index=0, background_id=1)
+        contrib.box_nms(s, overlap_thresh=0.3, coord_start=1, score_index=0)
+        contrib.box_nms(s - 0.1, overlap_thresh=0.3, coord_start=1, score_index=0, out_format='center')
+        contrib.box_nms(x, overlap_thresh=0.3, in_format='center')
+        contrib.box_nms(x, overlap_thresh=0.3, in_format='center', out_format='center', topk=0)
+        contrib.box_nms(expand_dims(x, axis=1), id_index=0)
+        """,
+    ),
+    (
+        {
+            "x": normal(3, 20, 4),
+            "A": boxes(1, 20)[..., 2:],
+            "c": np.random.RandomState(1)
+            .dirichlet([1] * 4, (3, 20))
+            .transpose(0, 2, 1)
+            .astype("float32"),
+        },
+        """
+        contrib.box_decode(x, A)
+        contrib.box_decode(x, A, 0.1, 0.1, 0.2, 0.3, clip=0.1, format='corner')
+        contrib.MultiBoxDetection(c, Flatten(x), A)
+        contrib.MultiBoxDetection(c, Flatten(x), A, threshold=0.6, nms_threshold=0.3, force_suppress=True)
+        contrib.MultiBoxDetection(c, Flatten(x), A, clip=False, nms_threshold=0.25, variances=(0.1, 0.2, 0.3, 0.4))
+        contrib.MultiBoxDetection(c, Flatten(x), A, nms_threshold=1.5, threshold=0.4)
+        contrib.MultiBoxDetection(c, Flatten(x), A, nms_threshold=0.3, nms_topk=5)
+        """,
+    ),
+    (
+        {
+            "x": normal(1, 4, 9, 8),
+            "R": np.array([[0, 0, 0, 7, 7], [0, 2.2, 3, 13.7, 9], [0, 5, 5, 5, 5]], "float32"),
+        },
+        """
+        contrib.ROIAlign(x, R, pooled_size=(3, 2), spatial_scale=0.5)
+        contrib.ROIAlign(x, R, pooled_size=(2, 2), spatial_scale=1, sample_ratio=2)
+        ROIPooling(x, R, pooled_size=(3, 2), spatial_scale=0.5)
+        ROIPooling(x, R, pooled_size=(2, 2), spatial_scale=0.6)
         """,
     ),
     (
