@@ -1,10 +1,11 @@
 """Translations of operators that move values: shapes, slices, indices, order."""
 
+import re
 from typing import Callable, Dict, List
 
 import numpy as np
 
-from gluon_amp.handover.to_onnx.writer import Node, Tensor, UntranslatableError, Writer
+from gluon_amp.handover.to_onnx.writer import NONLINEAR, Node, Tensor, UntranslatableError, Writer
 
 
 def reshape(n: Node, w: Writer) -> str:
@@ -28,9 +29,9 @@ def swap_axes(n: Node, w: Writer) -> str:
 
 def concat(n: Node, w: Writer) -> str:
     """Join tensors along an axis."""
-    key = "axis" if "axis" in n.attrs else "dim"
     parts = [w.as_dtype(one, n.out.dtype) for one in n.inputs]
-    return w.add("Concat", *parts, axis=n.out.axis(n.integer(key, 1)))
+    axis = n.integer("axis") if n.op == "_npi_concatenate" else n.integer("dim", 1)
+    return w.add("Concat", *parts, axis=n.out.axis(axis))
 
 
 def stack(n: Node, w: Writer) -> str:
@@ -43,29 +44,26 @@ def stack(n: Node, w: Writer) -> str:
 def split(n: Node, w: Writer) -> List[str]:
     """Divide an axis into equal parts, which lose the axis with squeeze_axis."""
     axis = n.data.axis(n.integer("axis", 1))
-    count = n.integer("num_outputs")
-    sizes = [n.data.shape[axis] // count] * count
-    parts = w.several(count, "Split", n.data, w.integers(sizes), axis=axis)
-    if n.flag("squeeze_axis"):
-        parts = [w.add("Squeeze", one, w.integers([axis])) for one in parts]
-    return parts
+    return _squeezed(w.several(n.integer("num_outputs"), "Split", n.data, axis=axis), axis, n, w)
+
+
+def _squeezed(parts: List[str], axis: int, n: Node, w: Writer) -> List[str]:
+    if not n.flag("squeeze_axis"):
+        return parts
+    return [w.add("Squeeze", one, w.integers([axis])) for one in parts]
 
 
 def split_at(n: Node, w: Writer) -> List[str]:
     """Divide an axis at some places, or into sections."""
     axis, sections = n.data.axis(n.integer("axis")), n.integer("sections")
-    size = n.data.shape[axis]
-    begins = list(n.integers("indices"))
+    size, begins = n.data.shape[axis], list(n.integers("indices"))
     if sections:
+        if n.data.growth[axis]:
+            raise UntranslatableError("sections of the batch")
         begins = [k * (size // sections) + min(k, size % sections) for k in range(sections)]
-    elif not begins or begins[0] != 0:
-        begins = [0, *begins]
-    ends = [*begins[1:], size]
-    sizes = w.integers([end - begin for begin, end in zip(begins, ends)])
-    parts = w.several(len(begins), "Split", n.data, sizes, axis=axis)
-    if n.flag("squeeze_axis"):
-        parts = [w.add("Squeeze", one, w.integers([axis])) for one in parts]
-    return parts
+    ends = [*begins[1:], None]
+    parts = [w.sliced(n.data, axis, begin, end) for begin, end in zip(begins, ends)]
+    return _squeezed(parts, axis, n, w)
 
 
 def slice_(n: Node, w: Writer) -> str:
@@ -92,13 +90,9 @@ def slice_like(n: Node, w: Writer) -> str:
     """The first places of some axes, as many as another tensor has."""
     value: str = n.data.name
     for axis in n.axes("axes") or range(n.data.rank):
-        if n.out.growth[axis]:
-            size = w.sliced(w.sizes(n.out), 0, axis, axis + 1)
-            places = [w.integers([0]), size, w.integers([axis])]
-            value = w.add("Slice", value, *places)
-        elif n.out.shape[axis] != n.data.shape[axis]:
-            value = w.sliced(value, axis, 0, n.out.shape[axis])
-    return value if value != n.data.name else w.add("Identity", value)
+        size = w.sliced(w.sizes(n.out), 0, axis, axis + 1)
+        value = w.add("Slice", value, w.integers([0]), size, w.integers([axis]))
+    return value
 
 
 def crop(n: Node, w: Writer) -> str:
@@ -146,10 +140,13 @@ def repeat(n: Node, w: Writer) -> str:
 def pad(n: Node, w: Writer) -> str:
     """Pad with a constant, with the border or with a reflection."""
     mode = n.text("mode", "constant")
-    widths = n.integers("pad_width")
+    if mode not in ("constant", "edge", "reflect"):
+        raise UntranslatableError(f"mode {mode}")
+    widths = [int(one) for one in re.findall(r"\d+", n.text("pad_width"))]
     places = w.integers([*widths[::2], *widths[1::2]])
-    value = w.scalar(n.number("constant_value"), n.out.dtype)
-    return w.add("Pad", n.data, places, *([value] if mode == "constant" else []), mode=mode)
+    number = n.number("constant_value", n.number("constant_values"))
+    value = [w.scalar(number, n.out.dtype)] if mode == "constant" else []
+    return w.add("Pad", n.data, places, *value, mode=mode)
 
 
 def flip(n: Node, w: Writer) -> str:
@@ -206,21 +203,16 @@ def move_axes(n: Node, w: Writer) -> str:
     return w.add("Transpose", n.data, perm=order)
 
 
-def filled(number: float) -> Callable[[Node, Writer], str]:
-    """Return the translation of zeros or ones whose size follows the batch."""
-
-    def translate(n: Node, w: Writer) -> str:
-        given = n.number("value", n.number("fill_value", number))
-        value = np.array([given], n.out.dtype)
-        return w.add("ConstantOfShape", w.sizes(n.out), value=value)
-
-    return translate
+def filled(n: Node, w: Writer) -> str:
+    """One number at every place of a size that follows the batch."""
+    number = n.number("fill_value", float(n.op == "ones_like"))
+    return w.add("ConstantOfShape", w.sizes(n.out), value=np.array([number], n.out.dtype))
 
 
 def flattened(tensor: Tensor) -> Tensor:
     """Return what is known of a tensor as one axis."""
     if sum(map(bool, tensor.growth)) > 1:
-        raise UntranslatableError("a size that grows with the square of the batch")
+        raise UntranslatableError(NONLINEAR)
     rest = [size for size, growth in zip(tensor.shape, tensor.growth) if not growth]
     growth = sum(tensor.growth) * int(np.prod(rest))
     return Tensor((int(np.prod(tensor.shape)),), (growth,), tensor.dtype)
@@ -314,30 +306,6 @@ def depth_to_space(n: Node, w: Writer) -> str:
     return w.add("DepthToSpace", n.data, blocksize=n.integer("block_size"), mode="DCR")
 
 
-def numpy_pad(n: Node, w: Writer) -> str:
-    """`mx.np.pad`."""
-    widths = np.array(eval_widths(n.text("pad_width"))).reshape(-1, 2)
-    mode = n.text("mode", "constant")
-    if mode not in ("constant", "edge", "reflect"):
-        raise UntranslatableError(f"mode {mode}")
-    places = w.integers([*widths[:, 0], *widths[:, 1]])
-    value = w.scalar(n.number("constant_values"), n.out.dtype)
-    return w.add("Pad", n.data, places, *([value] if mode == "constant" else []), mode=mode)
-
-
-def eval_widths(text: str) -> List[int]:
-    """Return the numbers in nested tuples, as MXNet writes them."""
-    return [
-        int(one)
-        for one in text.replace("(", "")
-        .replace(")", "")
-        .replace("[", "")
-        .replace("]", "")
-        .split(",")
-        if one.strip()
-    ]
-
-
 def flatten_to_two(n: Node, w: Writer) -> str:
     """Flatten all axes but the first."""
     return w.add("Flatten", n.data, axis=1)
@@ -348,7 +316,7 @@ TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys(["Flatten", "_npx_batch_flatten"], flatten_to_two),
     "transpose": transpose,
     "SwapAxis": swap_axes,
-    "Concat": concat,
+    **dict.fromkeys(["Concat", "_npi_concatenate"], concat),
     "stack": stack,
     "SliceChannel": split,
     **dict.fromkeys(["_split_v2", "_npi_hsplit"], split_at),
@@ -359,15 +327,13 @@ TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys("broadcast_to broadcast_like broadcast_axis".split(), expand),
     "tile": tile,
     "repeat": repeat,
-    "Pad": pad,
-    "_npi_pad": numpy_pad,
+    **dict.fromkeys(["Pad", "_npi_pad"], pad),
     **dict.fromkeys(["reverse", "_npi_flip"], flip),
     "_np_roll": roll,
     **dict.fromkeys(["diag", "_np_diag", "_np_diagonal"], diagonal),
     "_npi_tril": triangle,
     "_np_moveaxis": move_axes,
-    **dict.fromkeys(["_zeros", "zeros_like", "_zeros_without_dtype"], filled(0)),
-    **dict.fromkeys(["_ones", "ones_like", "_full", "_npi_full_like"], filled(1)),
+    **dict.fromkeys(["zeros_like", "ones_like", "_npi_full_like"], filled),
     "_contrib_arange_like": arange_like,
     **dict.fromkeys(["shape_array", "size_array"], sizes),
     "Embedding": embedding,

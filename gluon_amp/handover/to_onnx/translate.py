@@ -119,9 +119,18 @@ def _tensors(
         return _with(shapes, none, dtypes), Batch("", 0, 1)
     name, axis = next(iter(followed.items()))
     batch = Batch(name, axis, network.inputs[name].shape[axis])
-    grown = network.shapes(with_batch(network.inputs, batch_axes, batch.size + 1))
+    larger = [with_batch(network.inputs, batch_axes, batch.size + more) for more in (1, 2)]
+    first, second = map(network.shapes, larger)
+    for (i, _), shape in shapes.items():
+        if len(shape) != len(first[i, _]):
+            raise UsageError(
+                f"block {network.path_of(i) or 'net'}, operator {network.nodes[i]['op']}, returns "
+                f"{len(shape)} axes for a batch of {batch.size}, and {len(first[i, _])} for one "
+                "more: name the axes that it squeezes."
+            )
     growth = {
-        edge: tuple(b - a for a, b in zip(shape, grown[edge])) for edge, shape in shapes.items()
+        edge: tuple(b - a if c - b == b - a else -1 for a, b, c in zip(*sizes))
+        for edge, *sizes in ((edge, shapes[edge], first[edge], second[edge]) for edge in shapes)
     }
     return _with(shapes, growth, dtypes), batch
 

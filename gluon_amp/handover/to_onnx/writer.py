@@ -17,10 +17,14 @@ NUMPY_DTYPES = {"bool": "bool", **{d: d for d in "float16 float32 float64 int8 u
 NUMPY_DTYPES.update(int32="int32", int64="int64")
 
 
+NONLINEAR = "a size that grows with the square of the batch"
+
+
 class Tensor(NamedTuple):
     """A tensor of the net, which the ONNX graph has under a name.
 
-    `growth` is by how much each size grows with each sample more in the batch: 0 if it is fixed.
+    `growth` is by how much each size grows with each sample more in the batch: 0 if it is fixed, -1
+    if it grows otherwise, as the number of pairs does.
     """
 
     shape: Tuple[int, ...]
@@ -189,6 +193,8 @@ class Writer:
             self._known["sizes",] = self.add("Gather", shape, axis, axis=0)
             self.reads_batch = True
             self.prefix = prefix
+        if -1 in tensor.growth:
+            raise UntranslatableError(NONLINEAR)
         batch = self._batch.size
         at_zero = [size - batch * growth for size, growth in zip(tensor.shape, tensor.growth)]
         grown = self.add("Mul", self._known["sizes",], self.integers(tensor.growth))
