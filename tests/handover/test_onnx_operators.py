@@ -183,6 +183,7 @@ TABLE = [
         argmax(x, axis=-1, keepdims=True)
         argmax(x)
         argmin(x, axis=2)
+        argmax_channel(Flatten(x))
         L2Normalization(x)
         L2Normalization(x, mode='channel')
         L2Normalization(x, mode='spatial', eps=0.1)
@@ -203,6 +204,10 @@ TABLE = [
         LinearRegressionOutput(x, y)
         MAERegressionOutput(x, y)
         LogisticRegressionOutput(x, y)
+        SVMOutput(reshape(x, shape=(0, -1)), sum(x, axis=(1, 2)))
+        contrib.gradientmultiplier(x, scalar=-1)
+        contrib.sign_ste(x)
+        contrib.round_ste(x * 3)
         elemwise_add(x, y)
         elemwise_sub(x, y)
         elemwise_mul(x, y)
@@ -401,8 +406,10 @@ TABLE = [
         Pooling(x, kernel=(3, 2), pool_type='avg', stride=(2, 1), pad=(1, 1))
         Pooling(x, kernel=(3, 3), pool_type='avg', pad=(1, 1), count_include_pad=False)
         Pooling(x, kernel=(3, 3), pool_type='avg', stride=(2, 2), pooling_convention='full')
-        Pooling(x, kernel=(3, 3), pool_type='avg', stride=(3, 3), pad=(1, 1), pooling_convention='full')
-        Pooling(x, kernel=(3, 3), pool_type='avg', stride=(3, 3), pad=(1, 1), pooling_convention='full', count_include_pad=False)
+        Pooling(x, kernel=(3, 3), pool_type='avg', stride=(3, 3), pad=(1, 1),
+            pooling_convention='full')
+        Pooling(x, kernel=(3, 3), pool_type='avg', stride=(3, 3), pad=(1, 1),
+            pooling_convention='full', count_include_pad=False)
         Pooling(x, kernel=(3, 2), pool_type='sum', stride=(2, 1), pad=(1, 1))
         Pooling(x, kernel=(3, 3), pool_type='sum', stride=(2, 2), pooling_convention='full')
         Pooling(x, global_pool=True, kernel=(1, 1))
@@ -431,6 +438,10 @@ TABLE = [
         space_to_depth(slice_axis(x, axis=2, begin=0, end=6), block_size=2)
         LRN(x, nsize=3, alpha=0.1, beta=0.5, knorm=1)
         LRN(x, nsize=5)
+        broadcast_add(contrib.MultiBoxPrior(x, sizes=(0.5, 0.2)), mean(x))
+        image.normalize(slice_axis(x, axis=1, begin=0, end=3), mean=(0.1, 0.2, 0.3), std=(1, 2, 3))
+        image.normalize(slice_axis(x, axis=1, begin=0, end=1), mean=0.5)
+        image.to_tensor(Cast(x * 20, dtype='uint8'))
         Flatten(x)
         argmax(x, axis=1)
         """,
@@ -447,11 +458,15 @@ TABLE = [
         },
         """
         Deconvolution(x, W, kernel=(3, 2), num_filter=6)
-        Deconvolution(x, W, B, kernel=(3, 2), num_filter=6, no_bias=False, stride=(2, 2), pad=(1, 1))
+        Deconvolution(x, W, B, kernel=(3, 2), num_filter=6, no_bias=False, stride=(2, 2), pad=(1,
+            1))
         Deconvolution(x, W, kernel=(3, 2), num_filter=6, stride=(3, 2), adj=(2, 1))
-        Deconvolution(x, V, B, kernel=(3, 2), num_filter=6, no_bias=False, num_group=2, stride=(2, 2))
-        Deconvolution(x, E, kernel=(4, 4), num_filter=6, stride=(2, 2), pad=(1, 1), target_shape=(10, 6))
-        Deconvolution(x, E, kernel=(4, 4), num_filter=6, stride=(2, 2), pad=(1, 1), adj=(1, 1), target_shape=(11, 7))
+        Deconvolution(x, V, B, kernel=(3, 2), num_filter=6, no_bias=False, num_group=2, stride=(2,
+            2))
+        Deconvolution(x, E, kernel=(4, 4), num_filter=6, stride=(2, 2), pad=(1, 1),
+            target_shape=(10, 6))
+        Deconvolution(x, E, kernel=(4, 4), num_filter=6, stride=(2, 2), pad=(1, 1), adj=(1, 1),
+            target_shape=(11, 7))
         UpSampling(x, K, scale=2, sample_type='bilinear', num_filter=4, num_args=2)
         UpSampling(x, L, scale=3, sample_type='bilinear', num_filter=4, num_args=2)
         Deconvolution(x, W, kernel=(3, 2), num_filter=6, dilate=(2, 1))
@@ -471,12 +486,14 @@ TABLE = [
     (
         {"x": normal(2, 4, 3, 5, 4), "W": normal(6, 4, 2, 3, 2), "D": normal(4, 6, 2, 3, 2)},
         """
-        Convolution(x, W, kernel=(2, 3, 2), num_filter=6, no_bias=True, stride=(1, 2, 1), pad=(1, 1, 0))
+        Convolution(x, W, kernel=(2, 3, 2), num_filter=6, no_bias=True, stride=(1, 2, 1), pad=(1,
+            1, 0))
         Deconvolution(x, D, kernel=(2, 3, 2), num_filter=6, stride=(1, 2, 1), pad=(1, 1, 0))
         Pooling(x, kernel=(2, 3, 2), stride=(1, 2, 2), pool_type='avg', pooling_convention='full')
         Pooling(x, kernel=(2, 3, 2), stride=(1, 2, 2), pad=(1, 1, 1))
         Pooling(x, global_pool=True, pool_type='avg', kernel=(1, 1, 1))
-        InstanceNorm(x, slice_axis(slice_axis(reshape(W, shape=(-1,)), axis=0, begin=0, end=4), axis=0, begin=0, end=4), slice_axis(reshape(W, shape=(-1,)), axis=0, begin=4, end=8))
+        InstanceNorm(x, slice_axis(slice_axis(reshape(W, shape=(-1,)), axis=0, begin=0, end=4),
+            axis=0, begin=0, end=4), slice_axis(reshape(W, shape=(-1,)), axis=0, begin=4, end=8))
         """,
     ),
     (
@@ -526,8 +543,10 @@ TABLE = [
         SequenceLast(x, axis=1)
         SequenceReverse(t, l, use_sequence_length=True)
         SequenceReverse(t)
-        softmax(x, tile(expand_dims(Cast(l, dtype='int32') - 1, axis=1), reps=(1, 5)), use_length=True)
-        softmax(x, broadcast_axis(expand_dims(Cast(l, dtype='int32') + 1, axis=1), axis=1, size=3), use_length=True, axis=1, temperature=2)
+        softmax(x, tile(expand_dims(Cast(l, dtype='int32') - 1, axis=1), reps=(1, 5)),
+            use_length=True)
+        softmax(x, broadcast_axis(expand_dims(Cast(l, dtype='int32') + 1, axis=1), axis=1,
+            size=3), use_length=True, axis=1, temperature=2)
         log_softmax(x, axis=1)
         transpose(t, axes=(1, 0, 2))
         mean(t, axis=0)
@@ -538,10 +557,12 @@ TABLE = [
         {"t": normal(5, 2, 24), "ts": normal(5, 2, 12), "a": normal(2, 5, 5)},
         """
         contrib.interleaved_matmul_selfatt_qk(t, heads=2)
-        contrib.interleaved_matmul_selfatt_valatt(t, softmax(contrib.interleaved_matmul_selfatt_qk(t, heads=2)), heads=2)
+        contrib.interleaved_matmul_selfatt_valatt(t,
+            softmax(contrib.interleaved_matmul_selfatt_qk(t, heads=2)), heads=2)
         contrib.interleaved_matmul_encdec_qk(ts, t, heads=2)
         contrib.interleaved_matmul_encdec_qk(slice_axis(ts, axis=0, begin=0, end=3), t, heads=2)
-        contrib.interleaved_matmul_encdec_valatt(contrib.div_sqrt_dim(slice_axis(t, axis=2, begin=0, end=24)), contrib.interleaved_matmul_encdec_qk(ts, t, heads=2), heads=2)
+        contrib.interleaved_matmul_encdec_valatt(contrib.div_sqrt_dim(slice_axis(t, axis=2,
+            begin=0, end=24)), contrib.interleaved_matmul_encdec_qk(ts, t, heads=2), heads=2)
         """,
     ),
     (
@@ -555,7 +576,8 @@ TABLE = [
         {"t": normal(5, 2, 3), "W": 0.5 * normal(184), "ts": normal(4, 2, 4, seed=1)},
         """
         RNN(t, W, ts, mode='rnn_relu', state_size=4, num_layers=2, bidirectional=True)
-        RNN(t, W, ts, mode='rnn_relu', state_size=4, num_layers=2, bidirectional=True, state_outputs=True, p=0.5)
+        RNN(t, W, ts, mode='rnn_relu', state_size=4, num_layers=2, bidirectional=True,
+            state_outputs=True, p=0.5)
         """,
     ),
     (
@@ -569,7 +591,8 @@ TABLE = [
         {"t": normal(5, 2, 3), "W": 0.5 * normal(552), "ts": normal(4, 2, 4, seed=1)},
         """
         RNN(t, W, ts, mode='gru', state_size=4, num_layers=2, bidirectional=True)
-        RNN(t, W, ts, mode='gru', state_size=4, num_layers=2, bidirectional=True, state_outputs=True, p=0.5)
+        RNN(t, W, ts, mode='gru', state_size=4, num_layers=2, bidirectional=True,
+            state_outputs=True, p=0.5)
         """,
     ),
     (
@@ -593,7 +616,8 @@ TABLE = [
         },
         """
         RNN(t, W, ts, tc, mode='lstm', state_size=4, num_layers=1, bidirectional=True)
-        RNN(t, W, ts, tc, mode='lstm', state_size=4, num_layers=1, bidirectional=True, state_outputs=True, p=0.5)
+        RNN(t, W, ts, tc, mode='lstm', state_size=4, num_layers=1, bidirectional=True,
+            state_outputs=True, p=0.5)
         """,
     ),
     (
@@ -605,7 +629,8 @@ TABLE = [
         },
         """
         RNN(t, W, ts, tc, mode='lstm', state_size=4, num_layers=3, bidirectional=True)
-        RNN(t, W, ts, tc, mode='lstm', state_size=4, num_layers=3, bidirectional=True, state_outputs=True, p=0.5)
+        RNN(t, W, ts, tc, mode='lstm', state_size=4, num_layers=3, bidirectional=True,
+            state_outputs=True, p=0.5)
         """,
     ),
     (
@@ -618,7 +643,8 @@ TABLE = [
         contrib.box_nms(x, overlap_thresh=0.4, valid_thresh=2)
         contrib.box_nms(x, overlap_thresh=0.4, id_index=0, background_id=1)
         contrib.box_nms(s, overlap_thresh=0.3, coord_start=1, score_index=0)
-        contrib.box_nms(s - 0.1, overlap_thresh=0.3, coord_start=1, score_index=0, out_format='center')
+        contrib.box_nms(s - 0.1, overlap_thresh=0.3, coord_start=1, score_index=0,
+            out_format='center')
         contrib.box_nms(x, overlap_thresh=0.3, in_format='center')
         contrib.box_nms(x, overlap_thresh=0.3, in_format='center', out_format='center', topk=0)
         contrib.box_nms(expand_dims(x, axis=1), id_index=0)
@@ -637,8 +663,10 @@ TABLE = [
         contrib.box_decode(x, A)
         contrib.box_decode(x, A, 0.1, 0.1, 0.2, 0.3, clip=0.1, format='corner')
         contrib.MultiBoxDetection(c, Flatten(x), A)
-        contrib.MultiBoxDetection(c, Flatten(x), A, threshold=0.6, nms_threshold=0.3, force_suppress=True)
-        contrib.MultiBoxDetection(c, Flatten(x), A, clip=False, nms_threshold=0.25, variances=(0.1, 0.2, 0.3, 0.4))
+        contrib.MultiBoxDetection(c, Flatten(x), A, threshold=0.6, nms_threshold=0.3,
+            force_suppress=True)
+        contrib.MultiBoxDetection(c, Flatten(x), A, clip=False, nms_threshold=0.25,
+            variances=(0.1, 0.2, 0.3, 0.4))
         contrib.MultiBoxDetection(c, Flatten(x), A, nms_threshold=1.5, threshold=0.4)
         contrib.MultiBoxDetection(c, Flatten(x), A, nms_threshold=0.3, nms_topk=5)
         """,
@@ -898,7 +926,12 @@ def network_of_row(row, tensors, dtype="float32"):
                 variables[name] = mx.sym.amp_cast(variables[name], dtype=dtype)
         if numpy:
             variables = {name: one.as_np_ndarray() for name, one in variables.items()}
-        rooms = {"contrib": mx.sym.contrib, "np": mx.sym.np, "npx": mx.sym.npx}
+        rooms = {
+            "contrib": mx.sym.contrib,
+            "image": mx.sym.image,
+            "np": mx.sym.np,
+            "npx": mx.sym.npx,
+        }
         symbol = eval(row, {}, Names({**rooms, **variables}))
         symbol = mx.sym.Group(symbol) if isinstance(symbol, (list, tuple)) else symbol
     json = graph.to_json(symbol)
@@ -908,9 +941,9 @@ def network_of_row(row, tensors, dtype="float32"):
 
 
 CASES = [
-    pytest.param(row.strip(), tensors, id=row.strip())
+    pytest.param(" ".join(row.split()), tensors, id=" ".join(row.split()))
     for tensors, rows in TABLE
-    for row in rows.strip().splitlines()
+    for row in re.split(r"\n {8}(?! )", rows.strip())
 ]
 
 

@@ -4,11 +4,11 @@ B is the batch, N the number of boxes, and K that of the boxes that compete, in 
 scores.
 """
 
-from typing import Callable, Dict, List, Sequence, Tuple
+from typing import Callable, Dict, Sequence, Tuple
 
 import numpy as np
 
-from gluon_amp.handover.to_onnx.writer import Node, Tensor, UntranslatableError, Writer
+from gluon_amp.handover.to_onnx.writer import Node, UntranslatableError, Writer
 
 
 def _column(value: str, place: int, w: Writer) -> str:
@@ -147,7 +147,7 @@ def multibox_detection(n: Node, w: Writer) -> str:
     ids = w.cast(w.add("ArgMax", classes, axis=1, keepdims=0), "float32")
     valid = w.add("GreaterOrEqual", scores, w.scalar(n.number("threshold", 0.01), "float32"))
     offsets = w.add("Reshape", offsets, w.integers([0, -1, 4]))
-    scales = _numbers(n, "variances", (0.1, 0.1, 0.2, 0.2))
+    scales = n.numbers("variances", (0.1, 0.1, 0.2, 0.2))
     boxes = _decoded(offsets, anchors, scales, True, -1, w)
     if n.flag("clip", True):
         boxes = w.add("Clip", boxes, w.scalar(0, "float32"), w.scalar(1, "float32"))
@@ -169,11 +169,6 @@ def multibox_detection(n: Node, w: Writer) -> str:
         ids = _or_minus_one(w.cast(kept, "bool"), w.sliced(found, 2, 0, 1), w)
         found = w.add("Concat", ids, w.sliced(found, 2, 1, 6), axis=2)
     return w.back(_or_minus_one(inside, found, w), n)
-
-
-def _numbers(n: Node, key: str, default: Sequence[float]) -> List[float]:
-    text = n.text(key, "").strip("()[]")
-    return [float(one) for one in text.split(",")] if text else list(default)
 
 
 def roi_align(n: Node, w: Writer) -> str:

@@ -18,16 +18,10 @@ SAME = dict(
     broadcast_add:Add broadcast_sub:Sub broadcast_mul:Mul broadcast_div:Div broadcast_power:Pow
     broadcast_maximum:Max broadcast_minimum:Min
     BlockGrad:Identity _copy:Identity make_loss:Identity MakeLoss:Identity Dropout:Identity
-    _identity_with_attr_like_rhs:Identity IdentityAttachKLSparseReg:Identity
-    LinearRegressionOutput:Identity MAERegressionOutput:Identity
-    LogisticRegressionOutput:Sigmoid
+    _contrib_gradientmultiplier:Identity _contrib_sign_ste:Sign SVMOutput:Identity
+    LinearRegressionOutput:Identity MAERegressionOutput:Identity LogisticRegressionOutput:Sigmoid
     """.split()
 )
-# Of these, a second input is a label or a shape, which the result does not depend on
-OF_ONE = {
-    "_identity_with_attr_like_rhs",
-    *"LinearRegressionOutput MAERegressionOutput LogisticRegressionOutput".split(),
-}
 
 # Operators with a number, and whether it comes first
 SCALARS = {
@@ -58,7 +52,7 @@ def same(n: Node, w: Writer) -> str:
     """An operator that ONNX has, on the same inputs, which mx.np may have in several dtypes."""
     if n.op == "Dropout" and n.text("mode", "training") == "always":
         raise UntranslatableError("it draws random numbers in inference, too (mode='always')")
-    inputs = n.inputs[:1] if n.op in OF_ONE else n.inputs
+    inputs = n.inputs[:1] if n.op.endswith("Output") else n.inputs  # without the label
     return w.add(SAME[n.op], *[w.as_dtype(one, n.out.dtype) for one in inputs])
 
 
@@ -219,7 +213,7 @@ TRANSLATIONS: Dict[str, Callable] = {
         "HardSigmoid", n.data, alpha=n.number("alpha", 0.2), beta=n.number("beta", 0.5)
     ),
     "smooth_l1": smooth_l1,
-    **dict.fromkeys(["round", "rint"], nearest),
+    **dict.fromkeys(["round", "rint", "_contrib_round_ste"], nearest),
     **dict.fromkeys(["trunc", "fix"], towards_zero),
     **dict.fromkeys(["_mod", "_mod_scalar", "_rmod_scalar", "broadcast_mod"], modulo),
     **dict.fromkeys(["_hypot", "_hypot_scalar", "broadcast_hypot"], hypotenuse),

@@ -1,4 +1,4 @@
-"""Translations of pooling and of resizes."""
+"""Translations of operators on pictures: pooling, resizes, normalization."""
 
 from typing import Callable, Dict, List
 
@@ -10,14 +10,13 @@ from gluon_amp.handover.to_onnx.writer import Node, UntranslatableError, Writer
 
 def pooling(n: Node, w: Writer) -> str:
     """Pooling, global or by a window, whose last window may reach over the border."""
-    kind, rank = n.text("pool_type", "max"), n.data.rank - 2
+    kind, rank, attributes = n.text("pool_type", "max"), n.data.rank - 2, window(n)
     if kind == "lp":
         raise UntranslatableError("pool_type lp")
     if n.flag("global_pool"):
         if kind == "sum":
             return w.add("ReduceSum", n.data, w.integers(range(2, rank + 2)), keepdims=1)
         return w.add("GlobalMaxPool" if kind == "max" else "GlobalAveragePool", n.data)
-    attributes = window(n)
     del attributes["dilations"]
     kernel, strides, pads = (attributes[key] for key in ("kernel_shape", "strides", "pads"))
     # How far the last window reaches over the border; ONNX's ceil_mode drops windows, and counts
@@ -121,9 +120,27 @@ def _interpolation(size: int, into: int, align_corners: bool) -> np.ndarray:
     return matrix
 
 
+def to_tensor(n: Node, w: Writer) -> str:
+    """Channels first, and bytes as fractions of 255."""
+    rank = n.data.rank
+    value = w.transposed(n.data, [*range(rank - 3), rank - 1, rank - 3, rank - 2])
+    return w.add("Div", w.cast(value, n.out.dtype), w.scalar(255, n.out.dtype))
+
+
+def normalize(n: Node, w: Writer) -> str:
+    """Subtract each channel's mean, and divide by its deviation."""
+    mean, deviation = (
+        w.constant(np.array(n.numbers(key, (k,)), n.out.dtype).reshape(-1, 1, 1))
+        for k, key in enumerate(("mean", "std"))
+    )
+    return w.add("Div", w.add("Sub", n.data, mean), deviation)
+
+
 TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys(["Pooling", "Pooling_v1"], pooling),
     "_contrib_AdaptiveAvgPooling2D": adaptive_pooling,
     "UpSampling": upsampling,
+    "_image_to_tensor": to_tensor,
+    "_image_normalize": normalize,
     "_contrib_BilinearResize2D": bilinear_resize,
 }

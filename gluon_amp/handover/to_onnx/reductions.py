@@ -81,7 +81,7 @@ def extreme_place(op: str) -> Callable[[Node, Writer], str]:
     """Return the translation of argmax or argmin, whose result MXNet has in floats."""
 
     def translate(n: Node, w: Writer) -> str:
-        axes = n.axes()
+        axes = (1,) if n.op == "argmax_channel" else n.axes()
         data, keep = n.data.name, int(n.flag("keepdims"))
         if axes is None:
             found = w.add(op, w.add("Reshape", data, w.integers([-1])), axis=0, keepdims=0)
@@ -151,7 +151,7 @@ TRANSLATIONS: Dict[str, Callable] = {
     "norm": norm,
     "moments": moments,
     **dict.fromkeys(["_npi_var", "_npi_std"], variance),
-    **dict.fromkeys(["argmax"], extreme_place("ArgMax")),
+    **dict.fromkeys(["argmax", "argmax_channel"], extreme_place("ArgMax")),
     "argmin": extreme_place("ArgMin"),
     "topk": topk,
     **dict.fromkeys(["sort", "argsort"], sort),

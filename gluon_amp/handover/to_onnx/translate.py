@@ -41,7 +41,8 @@ SHAPES_ALONE = {
     **dict.fromkeys("_contrib_arange_like _contrib_MultiBoxPrior _npi_full_like".split(), (0,)),
     **dict.fromkeys("slice_like reshape_like broadcast_like".split(), (1,)),
     **dict.fromkeys("SoftmaxOutput LinearRegressionOutput MAERegressionOutput".split(), (1,)),
-    **dict.fromkeys("LogisticRegressionOutput _identity_with_attr_like_rhs Crop".split(), (1,)),
+    **dict.fromkeys("LogisticRegressionOutput SVMOutput Crop".split(), (1,)),
+    "_contrib_BilinearResize2D": (1,),
 }
 # Operators that return other values at each call
 RANDOM = re.compile(r"_random_|_sample_|_shuffle|_npi_(normal|uniform|bernoulli|choice|gamma|expo)")

@@ -94,6 +94,11 @@ class Node(NamedTuple):
         """Return an attribute that is a tuple; the default if it is empty or None."""
         return tuple_of(self.text(key)) or default
 
+    def numbers(self, key: str, default: Sequence[float]) -> Tuple[float, ...]:
+        """Return an attribute that is a tuple of numbers, or one number."""
+        text = self.text(key, "").strip("()[]")
+        return tuple(float(one) for one in text.split(",") if one) if text else tuple(default)
+
     def places(self, key: str) -> List[Optional[int]]:
         """Return an attribute such as `'(None, 3)'`, whose members may be None."""
         text = self.text(key).strip("()[] ,")
