@@ -67,6 +67,17 @@ class Network(NamedTuple):
                 _, found, _ = symbol.infer_shape(**known)
         except (mx.MXNetError, ValueError) as error:
             raise UsageError(reason_of(error)) from None
+        if found is None:
+            with mx.util.np_shape(self.numpy):
+                _, found, _ = symbol.infer_shape_partial(**known)
+            smallest = 0 if self.numpy else 1  # of a known size
+            unknown = (e for e, s in zip(edges, found) if s is None or min(s, default=1) < smallest)
+            i = next(unknown, edges[-1])[0]
+            raise UsageError(
+                f"block {self.path_of(i) or 'net'}, operator {self.nodes[i]['op']}, returns a shape "
+                "that depends on values, not on shapes alone: replace it by other operators, or "
+                "export the net up to that block."
+            )
         return dict(zip(edges, found))
 
     def dtypes(self) -> Dict[Edge, str]:

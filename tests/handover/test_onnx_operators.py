@@ -440,7 +440,7 @@ TABLE = [
         LRN(x, nsize=5)
         broadcast_add(contrib.MultiBoxPrior(x, sizes=(0.5, 0.2)), mean(x))
         image.normalize(slice_axis(x, axis=1, begin=0, end=3), mean=(0.1, 0.2, 0.3), std=(1, 2, 3))
-        image.normalize(slice_axis(x, axis=1, begin=0, end=1), mean=0.5)
+        image.normalize(slice_axis(x, axis=1, begin=0, end=1), mean=0.5, std=2)
         image.to_tensor(Cast(x * 20, dtype='uint8'))
         Flatten(x)
         argmax(x, axis=1)

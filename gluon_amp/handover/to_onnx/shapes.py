@@ -10,6 +10,8 @@ from gluon_amp.handover.to_onnx.writer import NONLINEAR, Node, Tensor, Untransla
 
 def reshape(n: Node, w: Writer) -> str:
     """Any operator that only changes the shape: the output's is known, whatever the batch."""
+    if n.out.fixed and not n.data.fixed:
+        raise UntranslatableError("a shape that names the size of the batch; 0 or -1 stands for it")
     return w.reshaped(n.data, n.out)
 
 
@@ -205,7 +207,7 @@ def move_axes(n: Node, w: Writer) -> str:
 
 def filled(n: Node, w: Writer) -> str:
     """One number at every place of a size that follows the batch."""
-    number = n.number("fill_value", float(n.op == "ones_like"))
+    number = n.number("fill_value", n.number("value", float("ones" in n.op)))
     return w.add("ConstantOfShape", w.sizes(n.out), value=np.array([number], n.out.dtype))
 
 
@@ -333,7 +335,7 @@ TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys(["diag", "_np_diag", "_np_diagonal"], diagonal),
     "_npi_tril": triangle,
     "_np_moveaxis": move_axes,
-    **dict.fromkeys(["zeros_like", "ones_like", "_npi_full_like"], filled),
+    **dict.fromkeys("_zeros _ones _full zeros_like ones_like _npi_full_like".split(), filled),
     "_contrib_arange_like": arange_like,
     **dict.fromkeys(["shape_array", "size_array"], sizes),
     "Embedding": embedding,
