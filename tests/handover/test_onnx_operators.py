@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from gluon_amp import Policy, graph
+from gluon_amp.base.messages import UsageError
 from gluon_amp.handover.network import Network
 from gluon_amp.handover.to_onnx.model import Session, encode
 from gluon_amp.handover.to_onnx.translate import translate, with_batch
@@ -40,20 +41,15 @@ def ints(*values, dtype="int32"):
 def boxes(batch, count, classes=3, seed=0):
     """Rows of an id, a score and two corners, of which many overlap."""
     draw = np.random.RandomState(seed)
-    corner, size = (
-        draw.uniform(0.05, 0.6, (batch, count, 2)),
-        draw.uniform(0.1, 0.4, (batch, count, 2)),
-    )
-    ids, scores = (
-        draw.randint(-1, classes, (batch, count, 1)),
-        draw.uniform(0, 1, (batch, count, 1)),
-    )
-    return np.concatenate([ids, scores.round(1), corner, corner + size], 2).astype("float32")
+    ids = draw.randint(-1, classes, (batch, count, 1))
+    scores = draw.uniform(0, 1, (batch, count, 1)).round(1)  # some are equal
+    corner = draw.uniform(0.05, 0.6, (batch, count, 2))
+    size = draw.uniform(0.1, 0.4, (batch, count, 2))
+    return np.concatenate([ids, scores, corner, corner + size], 2).astype("float32")
 
 
 X = {"x": normal(2, 3, 4)}
 PAIR = {**X, "y": normal(2, 3, 4, seed=1), "z": normal(2, 1, 4, seed=2)}
-IMAGE = {"x": normal(2, 4, 7, 6)}
 
 TABLE = [
     (
@@ -953,26 +949,83 @@ def translated(network):
     return encode(network, found, network.outputs, {}), axes
 
 
-def assert_same(row, expected, results):
+def assert_same(expected, results):
     assert len(expected) == len(results)
     for a, b in zip(expected, results):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
-        if a.dtype.kind != "f":
-            np.testing.assert_array_equal(b, a)
+        if a.dtype.kind == "f":
+            tolerance = ROUNDINGS * np.finfo(a.dtype).eps / 2 * np.abs(a).max()
+            np.testing.assert_allclose(b, a, rtol=0, atol=tolerance)
         else:
-            eps = np.finfo(a.dtype).eps / 2
-            largest = np.abs(a, dtype="float64").max() if a.size else 0
-            np.testing.assert_allclose(b, a, rtol=0, atol=ROUNDINGS * eps * largest)
+            np.testing.assert_array_equal(b, a)
 
 
-@pytest.mark.parametrize("row, tensors", CASES)
-def test_an_operator_computes_the_same_for_every_batch(row, tensors):
-    network = network_of_row(row, tensors)
+def assert_same_for_every_batch(network):
     model, axes = translated(network)
     session = Session(model)
     for size in (None, 1, 5):
         inputs = network.inputs if size is None else with_batch(network.inputs, axes, size)
-        assert_same(row, network.run(inputs), session.run(inputs))
+        assert_same(network.run(inputs), session.run(inputs))
+
+
+@pytest.mark.parametrize("row, tensors", CASES)
+def test_an_operator_computes_the_same_for_every_batch(row, tensors):
+    assert_same_for_every_batch(network_of_row(row, tensors))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "[x, x * 2, x]",  # an input, and one edge twice
+        "[P, x]",  # a parameter
+        "ones_like(P)",  # a constant, and no input at all
+        "elemwise_add(x * 0, x)",
+    ],
+)
+def test_outputs_may_be_inputs_and_constants(row):
+    assert_same_for_every_batch(network_of_row(row, {"x": normal(2, 3), "P": normal(4)}))
+
+
+@pytest.mark.parametrize(
+    "row, sentence",
+    [
+        ("gamma(x)", "operator gamma has no translation to ONNX (ONNX has no such operator"),
+        ("contrib.boolean_mask(x, i)", "_contrib_boolean_mask, returns a shape that depends on"),
+        ("CTCLoss(transpose(x, axes=(1, 0, 2)), y)", "operator CTCLoss has no translation"),
+        ("sample_normal(y, y)", "it draws random numbers"),
+        ("Dropout(x, mode='always')", "it draws random numbers in inference, too"),
+        ("reshape(x, shape=(2, 12))", "a shape that names the size of the batch; 0 or -1"),
+        ("squeeze(o)", "name the axes that it squeezes"),
+        ("norm(x, ord=3)", "norm"),
+        ("Pooling(x, kernel=(2,), pool_type='lp', p_value=2)", "(pool_type lp)"),
+        ("sort(x, axis=0)", "an order of the whole batch"),
+        ("split_v2(x, 1, axis=0)", "sections of the batch"),
+        ("diag(x)", "a diagonal of the batch"),
+        ("contrib.arange_like(x, axis=0, repeat=2)", "(repeated numbers)"),
+        ("contrib.arange_like(reshape(dot(y, y, transpose_b=True), shape=(-1,)))", "square"),
+        (
+            "contrib.MultiBoxDetection(x, Flatten(batch_dot(x, x, True)), Z, background_id=1)",
+            "a background_id other",
+        ),
+        (
+            "contrib.ROIAlign(expand_dims(x, axis=1), r, pooled_size=(2, 2), spatial_scale=1, aligned=True)",
+            "aligned",
+        ),
+        (
+            "RNN(t, broadcast_mul(C, sum(t)), ts, mode='rnn_tanh', state_size=1, num_layers=1)",
+            "computed from the data",
+        ),
+    ],
+)
+def test_what_has_no_translation_is_refused_by_a_sentence(row, sentence):
+    tensors = {"x": normal(2, 3, 4), "y": normal(2, 3), "o": normal(1, 3), "i": ints(1, 0)}
+    tensors.update(
+        r=normal(2, 5), C=normal(7), t=normal(5, 2, 4), ts=normal(1, 2, 1), Z=normal(1, 4, 4)
+    )
+    with pytest.raises(UsageError) as raised:
+        translated(network_of_row(row, tensors))
+    assert sentence in str(raised.value)
+    assert str(raised.value).startswith("block net, operator ")
 
 
 def in_mixed_precision(network):
