@@ -74,9 +74,9 @@ class Network(NamedTuple):
             unknown = (e for e, s in zip(edges, found) if s is None or min(s, default=1) < smallest)
             i = next(unknown, edges[-1])[0]
             raise UsageError(
-                f"block {self.path_of(i) or 'net'}, operator {self.nodes[i]['op']}, returns a shape "
-                "that depends on values, not on shapes alone: replace it by other operators, or "
-                "export the net up to that block."
+                f"block {self.path_of(i) or 'net'}, operator {self.nodes[i]['op']}, returns a "
+                "shape that depends on values, not on shapes alone: replace it by other operators, "
+                "or export the net up to that block."
             )
         return dict(zip(edges, found))
 

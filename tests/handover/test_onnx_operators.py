@@ -1008,7 +1008,7 @@ def test_outputs_may_be_inputs_and_constants(row):
             "a background_id other",
         ),
         (
-            "contrib.ROIAlign(expand_dims(x, axis=1), r, pooled_size=(2, 2), spatial_scale=1, aligned=True)",
+            "contrib.ROIAlign(expand_dims(x, axis=1), r, (2, 2), spatial_scale=1, aligned=True)",
             "aligned",
         ),
         (
