@@ -994,7 +994,6 @@ def test_outputs_may_be_inputs_and_constants(row):
         ("CTCLoss(transpose(x, axes=(1, 0, 2)), y)", "operator CTCLoss has no translation"),
         ("sample_normal(y, y)", "it draws random numbers"),
         ("Dropout(x, mode='always')", "it draws random numbers in inference, too"),
-        ("reshape(x, shape=(2, 12))", "a shape that names the size of the batch; 0 or -1"),
         ("squeeze(o)", "name the axes that it squeezes"),
         ("norm(x, ord=3)", "norm"),
         ("Pooling(x, kernel=(2,), pool_type='lp', p_value=2)", "(pool_type lp)"),

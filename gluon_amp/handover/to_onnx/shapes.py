@@ -10,8 +10,6 @@ from gluon_amp.handover.to_onnx.writer import NONLINEAR, Node, Tensor, Untransla
 
 def reshape(n: Node, w: Writer) -> str:
     """Any operator that only changes the shape: the output's is known, whatever the batch."""
-    if n.out.fixed and not n.data.fixed:
-        raise UntranslatableError("a shape that names the size of the batch; 0 or -1 stands for it")
     return w.reshaped(n.data, n.out)
 
 
