@@ -23,25 +23,18 @@ def pooling(n: Node, w: Writer) -> str:
     # such places in an average, which MXNet does not.
     sizes = zip(n.out.shape[2:], n.data.shape[2:], kernel, strides, pads)
     over = [max(0, (o - 1) * stride + k - size - pad) for o, size, k, stride, pad in sizes]
+    attributes["pads"] = (*pads[:rank], *over)
     if kind == "max":
-        return w.add("MaxPool", n.data, **{**attributes, "pads": (*pads[:rank], *over)})
-    total = float(np.prod(kernel))
-    if any(over) or any(pads):
-        places = w.integers([0, 0, *pads[:rank], 0, 0, *over])
-        filled = w.add("Pad", n.data, places, w.scalar(0, n.data.dtype))
-        # onnxruntime fuses the two, and would then leave the zeros out of the average.
-        attributes.update(pads=(0,) * (2 * rank), count_include_pad=1)
-        found = w.add("AveragePool", filled, **attributes)
-        factor = total / _counts(n, kernel, strides, pads)
-    else:
-        found, factor = w.add("AveragePool", n.data, **attributes), np.ones(())
-    if kind == "sum":
-        factor = np.array(total)
-    return (
-        found
-        if (factor == 1).all()
-        else w.add("Mul", found, w.constant(factor.astype(n.out.dtype)))
-    )
+        return w.add("MaxPool", n.data, **attributes)
+    # Zeros outside count, which an average corrects: the places of each window are known. A Pad
+    # before it would be wrong: onnxruntime 1.19 fuses it, and then its zeros do not count.
+    found = w.add("AveragePool", n.data, count_include_pad=1, **attributes)
+    factor = np.array(float(np.prod(kernel)))
+    if kind == "avg":
+        factor = factor / _counts(n, kernel, strides, pads)
+    if (factor == 1).all():
+        return found
+    return w.add("Mul", found, w.constant(factor.astype(n.out.dtype)))
 
 
 def _counts(n: Node, kernel: tuple, strides: tuple, pads: tuple) -> np.ndarray:
