@@ -5,6 +5,7 @@ lower case are inputs whose first axis follows the batch, or whose second does i
 with t. Those of upper case are parameters.
 """
 
+import functools
 import re
 
 import numpy as np
@@ -22,6 +23,11 @@ import mxnet as mx
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 
+# Operators of ONNX that add many values, or that overflow float16 soon
+WIDE = {
+    *"BatchNormalization CumSum Erf LRN LogSoftmax ReduceMean ReduceSum".split(),
+    *"ReduceSumSquare Softmax Softplus".split(),
+}
 # Two implementations may round each of some 16 steps differently, relative to the largest value.
 ROUNDINGS = 16
 
@@ -646,6 +652,18 @@ TABLE = [
         contrib.box_nms(expand_dims(x, axis=1), id_index=0)
         """,
     ),
+    (  # overlaps that are as large as the threshold
+        {
+            "x": np.array([[[0.9, 0, 0, 1, 1], [0.8, 0, 0, 1, 0.5]]], "float32"),
+            "c": np.array([[[0.1, 0.2], [0.9, 0.8]]], "float32"),
+            "z": np.zeros((1, 8), "float32"),
+            "A": np.array([[[0, 0, 1, 1], [0, 0, 1, 0.5]]], "float32"),
+        },
+        """
+        contrib.box_nms(x, overlap_thresh=0.5, coord_start=1, score_index=0)
+        contrib.MultiBoxDetection(c, z, A, nms_threshold=0.5)
+        """,
+    ),
     (
         {
             "x": normal(3, 20, 4),
@@ -827,6 +845,8 @@ TABLE = [
         np.expand_dims(x, 1)
         np.expand_dims(x, -1)
         np.squeeze(np.expand_dims(x, 1), axis=1)
+        np.max(x > 0, axis=1)
+        np.sqrt(i)
         np.concatenate([x, y])
         np.concatenate([x, y], axis=1)
         np.concatenate([x, y], axis=-1)
@@ -928,6 +948,7 @@ def network_of_row(row, tensors, dtype="float32"):
             "np": mx.sym.np,
             "npx": mx.sym.npx,
         }
+        rooms["half"] = functools.partial(mx.sym.amp_cast, dtype="float16")
         symbol = eval(row, {}, Names({**rooms, **variables}))
         symbol = mx.sym.Group(symbol) if isinstance(symbol, (list, tuple)) else symbol
     json = graph.to_json(symbol)
@@ -995,7 +1016,9 @@ def test_outputs_may_be_inputs_and_constants(row):
         ("sample_normal(y, y)", "it draws random numbers"),
         ("Dropout(x, mode='always')", "it draws random numbers in inference, too"),
         ("squeeze(o)", "name the axes that it squeezes"),
-        ("norm(x, ord=3)", "norm"),
+        ("norm(x, ord=3)", "a norm other than that of order 1"),
+        ("np.linalg.norm(x, ord='nuc', axis=(1, 2))", "a norm other than that of order 1"),
+        ("contrib.foreach(lambda d, s: (d + s, d + s), t, s)[0]", "operator _foreach has no tr"),
         ("Pooling(x, kernel=(2,), pool_type='lp', p_value=2)", "(pool_type lp)"),
         ("sort(x, axis=0)", "an order of the whole batch"),
         ("split_v2(x, 1, axis=0)", "sections of the batch"),
@@ -1019,7 +1042,12 @@ def test_outputs_may_be_inputs_and_constants(row):
 def test_what_has_no_translation_is_refused_by_a_sentence(row, sentence):
     tensors = {"x": normal(2, 3, 4), "y": normal(2, 3), "o": normal(1, 3), "i": ints(1, 0)}
     tensors.update(
-        r=normal(2, 5), C=normal(7), t=normal(5, 2, 4), ts=normal(1, 2, 1), Z=normal(1, 4, 4)
+        r=normal(2, 5),
+        s=normal(2, 4),
+        C=normal(7),
+        t=normal(5, 2, 4),
+        ts=normal(1, 2, 1),
+        Z=normal(1, 4, 4),
     )
     with pytest.raises(UsageError) as raised:
         translated(network_of_row(row, tensors))
@@ -1051,3 +1079,32 @@ def test_an_operator_of_a_mixed_graph_has_consistent_types(row, tensors):
         assert a.shape == b.shape
         if a.dtype.kind == "f" and np.isfinite(b).all():
             assert np.abs(a - b).max() <= 0.02 * np.abs(a).max()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "softmax(x)",
+        "log_softmax(x, axis=1)",
+        "SoftmaxOutput(x, x)",
+        "softmax_cross_entropy(x, sum(x, axis=1))",
+        "BatchNorm(x, G, G, G, G)",
+        "LayerNorm(x, half(G), half(G))",
+        "GroupNorm(expand_dims(x, axis=2), half(G), half(G))",
+        "L2Normalization(x)",
+        "LRN(expand_dims(expand_dims(x, 2), 3), nsize=3)",
+        "norm(x, axis=1)",
+        "moments(x, axes=1)",
+        "cumsum(x, axis=1)",
+        "Activation(x, act_type='softrelu')",
+        "LeakyReLU(x, act_type='gelu')",
+    ],
+)
+def test_norms_and_exponentials_of_float16_values_are_computed_in_float32(row):
+    network = network_of_row(row, {"x": normal(2, 3), "G": positive(3)}, "float16")
+    model, _ = translated(network)
+    model = onnx.shape_inference.infer_shapes(onnx.load_model_from_string(model), True, True)
+    dtypes = {info.name: info.type.tensor_type.elem_type for info in model.graph.value_info}
+    computing = [n for n in model.graph.node if n.op_type in WIDE]
+    assert computing
+    assert all(dtypes[node.input[0]] == onnx.TensorProto.FLOAT for node in computing)

@@ -23,6 +23,9 @@ SAME = dict(
     """.split()
 )
 
+# Those that ONNX has for integers, too; MXNet cuts off the fraction of the others' results
+OF_INTEGERS = {*"Abs Sign Neg Sum Pow Max Min Add Sub Mul Div Identity".split()}
+
 # Operators with a number, and whether it comes first
 SCALARS = {
     "_plus_scalar": ("Add", False),
@@ -53,7 +56,9 @@ def same(n: Node, w: Writer) -> str:
     if n.op == "Dropout" and n.text("mode", "training") == "always":
         raise UntranslatableError("it draws random numbers in inference, too (mode='always')")
     inputs = n.inputs[:1] if n.op.endswith("Output") else n.inputs  # without the label
-    return w.add(SAME[n.op], *[w.as_dtype(one, n.out.dtype) for one in inputs])
+    fits = "float" in n.out.dtype or SAME[n.op] in OF_INTEGERS
+    found = w.add(SAME[n.op], *[w.as_dtype(one, n.out.dtype if fits else n.wide) for one in inputs])
+    return found if fits else w.cast(found, n.out.dtype)
 
 
 def scalar(n: Node, w: Writer) -> str:

@@ -36,14 +36,20 @@ def with_axis(value: str, rank: int, to: Tensor, w: Writer) -> str:
 
 def reduction(op: str) -> Callable[[Node, Writer], str]:
     """Return the translation of a reduction."""
-    return lambda n, w: _reduced(op, w.as_dtype(n.data, n.out.dtype), n, w)
+
+    def translate(n: Node, w: Writer) -> str:
+        if n.out.dtype == "bool":
+            return w.cast(_reduced(op, w.cast(n.data, "int32"), n, w), "bool")
+        return _reduced(op, w.as_dtype(n.data, n.out.dtype), n, w)
+
+    return translate
 
 
 def norm(n: Node, w: Writer) -> str:
     """A norm of the first or the second order."""
     order = n.integer("ord", 2)
-    if order not in (1, 2):
-        raise UntranslatableError(f"a norm of order {order}; ONNX has those of 1 and 2")
+    if order not in (1, 2) or n.text("flag") in ("0", "2"):  # of which mx.np has matrices' norms
+        raise UntranslatableError("a norm other than that of order 1, and the root of squares")
     data = w.as_dtype(n.data, n.wide)
     if order == 1:
         return w.back(_reduced("ReduceSum", w.add("Abs", data), n, w), n)
