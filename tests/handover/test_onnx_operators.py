@@ -652,6 +652,22 @@ TABLE = [
         contrib.box_nms(expand_dims(x, axis=1), id_index=0)
         """,
     ),
+    (
+        {
+            "x": normal(2, 3, 5, 4),
+            "m": np.array([[1, 0.2, 0.1, 0, 0.8, 0], [0.5, 0, 1.2, 0.3, -1, 0.4]], "float32"),
+            "g": normal(2, 2, 3, 6),
+            "f": normal(2, 2, 5, 4, seed=1),
+        },
+        """
+        GridGenerator(m, transform_type='affine', target_shape=(3, 6))
+        GridGenerator(f, transform_type='warp')
+        BilinearSampler(x, g)
+        BilinearSampler(x, GridGenerator(f, transform_type='warp'))
+        SpatialTransformer(x, m, target_shape=(3, 6), transform_type='affine',
+            sampler_type='bilinear')
+        """,
+    ),
     (  # overlaps that are as large as the threshold
         {
             "x": np.array([[[0.9, 0, 0, 1, 1], [0.8, 0, 0, 1, 0.5]]], "float32"),

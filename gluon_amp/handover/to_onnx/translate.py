@@ -18,6 +18,7 @@ from gluon_amp.handover.to_onnx import (
     pooling,
     recurrent,
     reductions,
+    sampling,
     shapes,
 )
 from gluon_amp.handover.to_onnx.writer import Batch, Node, Tensor, UntranslatableError, Writer
@@ -33,6 +34,7 @@ TRANSLATIONS: Dict[str, Callable] = {
     **recurrent.TRANSLATIONS,
     **attention.TRANSLATIONS,
     **detection.TRANSLATIONS,
+    **sampling.TRANSLATIONS,
 }
 
 # Inputs of which an operator needs the shape alone, and labels, which inference does not need
