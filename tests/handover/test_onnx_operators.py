@@ -668,6 +668,22 @@ TABLE = [
             sampler_type='bilinear')
         """,
     ),
+    (
+        {
+            "x": normal(2, 3, 5, 4),
+            "d": normal(2, 12, 5, 4, seed=1),
+            "e": 2 * normal(2, 12, 3, 2, seed=1),
+            "k": positive(2, 6, 5, 4),
+            "W": normal(4, 3, 3, 2),
+            "B": normal(4),
+        },
+        """
+        contrib.DeformableConvolution(x, e, W, kernel=(3, 2), num_filter=4, no_bias=True,
+            stride=(2, 2), pad=(1, 1), dilate=(1, 2))
+        contrib.ModulatedDeformableConvolution(x, slice_axis(d, axis=3, begin=0, end=3),
+            slice_axis(k, axis=3, begin=0, end=3), W, B, kernel=(3, 2), num_filter=4, pad=(1, 0))
+        """,
+    ),
     (  # overlaps that are as large as the threshold
         {
             "x": np.array([[[0.9, 0, 0, 1, 1], [0.8, 0, 0, 1, 0.5]]], "float32"),
