@@ -1039,6 +1039,15 @@ def test_outputs_may_be_inputs_and_constants(row):
     assert_same_for_every_batch(network_of_row(row, {"x": normal(2, 3), "P": normal(4)}))
 
 
+def test_sizes_are_named_by_how_they_follow_the_batch():
+    tensors = {"x": normal(2, 3), "P": normal(1, 3)}
+    network = network_of_row("[tile(x, reps=(2, 1)), Concat(x, P, dim=0), x * 2]", tensors)
+    outputs = onnx.load_model_from_string(translated(network)[0]).graph.output
+    shapes = [output.type.tensor_type.shape.dim for output in outputs]
+    sizes = [[size.dim_param or size.dim_value for size in shape] for shape in shapes]
+    assert sizes == [["2*batch", 3], ["output1_0", 3], ["batch", 3]]
+
+
 @pytest.mark.parametrize(
     "row, sentence",
     [
@@ -1047,7 +1056,7 @@ def test_outputs_may_be_inputs_and_constants(row):
         ("CTCLoss(transpose(x, axes=(1, 0, 2)), y)", "operator CTCLoss has no translation"),
         ("sample_normal(y, y)", "it draws random numbers"),
         ("Dropout(x, mode='always')", "it draws random numbers in inference, too"),
-        ("squeeze(o)", "name the axes that it squeezes"),
+        ("squeeze(o)", "name the axes to squeeze"),
         ("norm(x, ord=3)", "a norm other than that of order 1"),
         ("np.linalg.norm(x, ord='nuc', axis=(1, 2))", "a norm other than that of order 1"),
         ("contrib.foreach(lambda d, s: (d + s, d + s), t, s)[0]", "operator _foreach has no tr"),

@@ -103,11 +103,9 @@ def translate(
 def canonical(op: str) -> str:
     """Return the name under which an operator of mx.np is translated, or its own."""
     rest = re.sub(r"^_np[ix]?_", "", op)
-    less = (
-        rest.replace("less", "lesser").replace("concatenate", "Concat").replace("around", "round")
-    )
-    options = [op, NUMPY_NAMES.get(op, op), rest, less]
-    options += [f"{prefix}{one}" for one in (rest, less) for prefix in ("broadcast_", "_")]
+    older = rest.replace("less", "lesser").replace("around", "round")
+    options = [op, NUMPY_NAMES.get(op, op), rest, older]
+    options += [f"{prefix}{one}" for one in (rest, older) for prefix in ("broadcast_", "_")]
     return next((one for one in options if one in TRANSLATIONS), op)
 
 
@@ -124,12 +122,12 @@ def _tensors(
     batch = Batch(name, axis, network.inputs[name].shape[axis])
     larger = [with_batch(network.inputs, batch_axes, batch.size + more) for more in (1, 2)]
     first, second = map(network.shapes, larger)
-    for (i, _), shape in shapes.items():
-        if len(shape) != len(first[i, _]):
+    for edge, shape in shapes.items():
+        if len(shape) != len(first[edge]):
+            path, op = network.path_of(edge[0]) or "net", network.nodes[edge[0]]["op"]
             raise UsageError(
-                f"block {network.path_of(i) or 'net'}, operator {network.nodes[i]['op']}, returns "
-                f"{len(shape)} axes for a batch of {batch.size}, and {len(first[i, _])} for one "
-                "more: name the axes that it squeezes."
+                f"block {path}, operator {op}, returns {len(shape)} axes for a batch of "
+                f"{batch.size}, and {len(first[edge])} for one more: name the axes to squeeze."
             )
     growth = {
         edge: tuple(b - a if c - b == b - a else -1 for a, b, c in zip(*sizes))
@@ -168,13 +166,10 @@ def _constants(network: Network, tensors: Dict[Edge, Tensor]) -> Set[int]:
         alone = SHAPES_ALONE.get(canonical(node["op"]), ())
         depends = [entry[0] for k, entry in enumerate(node["inputs"]) if k not in alone]
         outputs = outputs_of.get(i, [])
-        shapes = [tensors[tuple(entry[:2])] for k, entry in enumerate(node["inputs"]) if k in alone]
-        of_shapes = all(one.fixed for one in shapes) or all(one.fixed for one in outputs)
         if node["op"] in ("shape_array", "size_array"):
-            of_shapes = all(one.fixed for one in shapes)
-        if RANDOM.search(node["op"]):
-            continue
-        if all(k in constant for k in depends) and of_shapes and all(t.fixed for t in outputs):
+            outputs = [tensors[tuple(node["inputs"][0][:2])]]  # its sizes are the values
+        fixed = all(one.fixed for one in outputs) and all(k in constant for k in depends)
+        if fixed and not RANDOM.search(node["op"]):
             constant.add(i)
     return constant
 

@@ -135,7 +135,7 @@ class Writer:
         self.constants: Dict[str, np.ndarray] = {}
         self.prefix = ""  # of the names of what the present operator adds
         self.reads_batch = False  # whether a size is read from the batch's input
-        self._batch = batch
+        self.batch = batch
         self._names: Dict[str, int] = {}
         self._known: Dict[tuple, str] = {}  # the names of small constants
 
@@ -194,13 +194,13 @@ class Writer:
             return self.integers(tensor.shape)
         if ("sizes",) not in self._known:
             prefix, self.prefix = self.prefix, "batch"
-            shape, axis = self.add("Shape", self._batch.input), self.integers([self._batch.axis])
+            shape, axis = self.add("Shape", self.batch.input), self.integers([self.batch.axis])
             self._known["sizes",] = self.add("Gather", shape, axis, axis=0)
             self.reads_batch = True
             self.prefix = prefix
         if -1 in tensor.growth:
             raise UntranslatableError(NONLINEAR)
-        batch = self._batch.size
+        batch = self.batch.size
         at_zero = [size - batch * growth for size, growth in zip(tensor.shape, tensor.growth)]
         grown = self.add("Mul", self._known["sizes",], self.integers(tensor.growth))
         return self.add("Add", grown, self.integers(at_zero)) if any(at_zero) else grown
