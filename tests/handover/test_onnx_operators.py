@@ -344,6 +344,7 @@ TABLE = [
         topk(x, k=3, axis=1, ret_typ='mask')
         topk(x, k=0, axis=1)
         topk(x, k=1, axis=0)
+        topk(x, k=3, axis=None, ret_typ='value')
         diag(x, axis1=1, axis2=2)
         diag(x, k=1, axis1=1, axis2=2)
         diag(x, k=-2, axis1=-2, axis2=-1)
@@ -1062,6 +1063,7 @@ def test_sizes_are_named_by_how_they_follow_the_batch():
         ("contrib.foreach(lambda d, s: (d + s, d + s), t, s)[0]", "operator _foreach has no tr"),
         ("Pooling(x, kernel=(2,), pool_type='lp', p_value=2)", "(pool_type lp)"),
         ("sort(x, axis=0)", "an order of the whole batch"),
+        ("sort(x, axis=None)", "an order of the whole batch"),
         ("split_v2(x, 1, axis=0)", "sections of the batch"),
         ("diag(x)", "a diagonal of the batch"),
         ("contrib.arange_like(x, axis=0, repeat=2)", "(repeated numbers)"),

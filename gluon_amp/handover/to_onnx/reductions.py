@@ -101,10 +101,11 @@ def extreme_place(op: str) -> Callable[[Node, Writer], str]:
     return translate
 
 
-def _along(n: Node, w: Writer, default: int = -1) -> tuple:
-    """Return a tensor and the axis that an operator works along: flattened if it names none."""
-    if n.text("axis", str(default)) != "None":
-        return n.data.name, n.data.axis(n.integer("axis", default)), n.data
+def _along(n: Node, w: Writer, default: str) -> tuple:
+    """Return a tensor and the axis that an operator works along: flattened if that is None."""
+    axis = n.attrs.get("axis", default)
+    if axis != "None":
+        return n.data.name, n.data.axis(int(axis)), n.data
     return w.add("Reshape", n.data, w.integers([-1])), 0, flattened(n.data)
 
 
@@ -119,7 +120,7 @@ def sort(n: Node, w: Writer) -> List[str]:
 
 
 def _ordered(n: Node, w: Writer, count: int, ascending: bool, kind: str) -> List[str]:
-    value, axis, data = _along(n, w)
+    value, axis, data = _along(n, w, "-1")
     if data.growth[axis] and not count:
         raise UntranslatableError("an order of the whole batch")
     values, places = w.several(
@@ -141,7 +142,7 @@ def _ordered(n: Node, w: Writer, count: int, ascending: bool, kind: str) -> List
 
 def cumsum(n: Node, w: Writer) -> str:
     """Sums up to each place."""
-    value, axis, data = _along(n, w, default=None)
+    value, axis, data = _along(n, w, "None")
     if data.dtype != n.wide and n.out.dtype in ("float16", "float32", "float64"):
         value = w.cast(value, n.wide)
         return w.back(w.add("CumSum", value, w.scalar(axis, "int64")), n)
