@@ -89,6 +89,17 @@ class Network(NamedTuple):
                 _, found, _ = symbol.infer_shape(**known)
         except (mx.MXNetError, ValueError) as error:
             raise UsageError(reason_of(error)) from None
+        if found is None:
+            with mx.util.np_shape(self.numpy):
+                _, found, _ = symbol.infer_shape_partial(**known)
+            smallest = 0 if self.numpy else 1  # of a known size
+            unknown = (e for e, s in zip(edges, found) if s is None or min(s, default=1) < smallest)
+            i = next(unknown, edges[-1])[0]
+            raise UsageError(
+                f"block {self.path_of(i) or 'net'}, operator {self.nodes[i]['op']}, returns a "
+                "shape that depends on values, not on shapes alone: replace it by other operators, "
+                "or export the net up to that block."
+            )
         shapes = dict(zip(edges, found))
         for i, node in enumerate(self.nodes):
             # MXNet infers the shape without the size, and the operator would end the process
@@ -136,10 +147,12 @@ def run(symbol: mx.sym.Symbol, values: Dict[str, np.ndarray]) -> List[np.ndarray
     """Return the outputs of a symbol, run on the CPU in inference with these values."""
     numpy = isinstance(symbol, NumpySymbol)
     plain = symbol.as_nd_ndarray() if numpy else symbol
+    # MXNet plans gradients, for which it wants a variable, and operators that have them.
+    plain = mx.sym.Group([*map(mx.sym.BlockGrad, plain), mx.sym.var("spare")])
+    values = {"spare": np.zeros(1, np.float32), **values}
     with mx.util.np_shape(numpy), autograd.pause(train_mode=False):
         arrays = [mx.nd.array(values[n], dtype=values[n].dtype) for n in plain.list_inputs()]
-        outputs = mx.nd.CachedOp(plain)(*arrays)
-        outputs = outputs if isinstance(outputs, list) else [outputs]
+        *outputs, _ = mx.nd.CachedOp(plain)(*arrays)
         return [host_copy(output) for output in outputs]
 
 

@@ -1,12 +1,12 @@
-"""Translations of operators that work element by element, and of those that reduce axes."""
+"""Translations of operators that work element by element."""
 
-from typing import Callable, Dict, Optional
+from typing import Callable, Dict
 
 import numpy as np
 
 from gluon_amp.handover.to_onnx.writer import Node, UntranslatableError, Writer
 
-# Operators that ONNX has by another name, of one input or of two that are broadcast
+# Operators that ONNX has by another name, of one input or of several that are broadcast
 SAME = dict(
     pair.split(":")
     for pair in """
@@ -18,18 +18,15 @@ SAME = dict(
     broadcast_add:Add broadcast_sub:Sub broadcast_mul:Mul broadcast_div:Div broadcast_power:Pow
     broadcast_maximum:Max broadcast_minimum:Min
     BlockGrad:Identity _copy:Identity make_loss:Identity MakeLoss:Identity Dropout:Identity
-    _identity_with_attr_like_rhs:Identity IdentityAttachKLSparseReg:Identity
-    LinearRegressionOutput:Identity MAERegressionOutput:Identity
-    LogisticRegressionOutput:Sigmoid
+    _contrib_gradientmultiplier:Identity _contrib_sign_ste:Sign SVMOutput:Identity
+    LinearRegressionOutput:Identity MAERegressionOutput:Identity LogisticRegressionOutput:Sigmoid
     """.split()
 )
-# Of these, a second input is a label or a shape, which the result does not depend on
-OF_ONE = {
-    "_identity_with_attr_like_rhs",
-    *"LinearRegressionOutput MAERegressionOutput LogisticRegressionOutput".split(),
-}
 
-# Operators with a number; `reverse` has it first
+# Those that ONNX has for integers, too; MXNet cuts off the fraction of the others' results
+OF_INTEGERS = {*"Abs Sign Neg Sum Pow Max Min Add Sub Mul Div Identity".split()}
+
+# Operators with a number, and whether it comes first
 SCALARS = {
     "_plus_scalar": ("Add", False),
     "_minus_scalar": ("Sub", False),
@@ -43,68 +40,71 @@ SCALARS = {
     "_minimum_scalar": ("Min", False),
 }
 
-COMPARISONS = {"equal": "Equal", "greater": "Greater", "lesser": "Less", "less": "Less"}
-COMPARISONS.update(greater_equal="GreaterOrEqual", lesser_equal="LessOrEqual")
-COMPARISONS.update(less_equal="LessOrEqual", not_equal="")
+COMPARISONS = {
+    "equal": "Equal",
+    "not_equal": "Equal",  # and a Not
+    "greater": "Greater",
+    "greater_equal": "GreaterOrEqual",
+    "lesser": "Less",
+    "lesser_equal": "LessOrEqual",
+}
 LOGICAL = {"logical_and": "And", "logical_or": "Or", "logical_xor": "Xor"}
 
 
 def same(n: Node, w: Writer) -> str:
-    """An operator that ONNX has, on the same inputs, which MXNet may have in several dtypes."""
+    """An operator that ONNX has, on the same inputs, which mx.np may have in several dtypes."""
     if n.op == "Dropout" and n.text("mode", "training") == "always":
         raise UntranslatableError("it draws random numbers in inference, too (mode='always')")
-    inputs = n.inputs[:1] if n.op in OF_ONE else n.inputs
-    if len(inputs) > 1:
-        inputs = [one if one.dtype == n.out.dtype else w.cast(one, n.out.dtype) for one in inputs]
-    return w.add(SAME[n.op], *inputs)
-
-
-def batch_dot(n: Node, w: Writer) -> str:
-    """Products of matrices, one for each member of the batch."""
-    left, right = n.inputs
-    a = w.transposed(left, (0, 2, 1) if n.flag("transpose_a") else (0, 1, 2))
-    return w.add(
-        "MatMul", a, w.transposed(right, (0, 2, 1) if n.flag("transpose_b") else (0, 1, 2))
-    )
+    inputs = n.inputs[:1] if n.op.endswith("Output") else n.inputs  # without the label
+    fits = "float" in n.out.dtype or SAME[n.op] in OF_INTEGERS
+    found = w.add(SAME[n.op], *[w.as_dtype(one, n.out.dtype if fits else n.wide) for one in inputs])
+    return found if fits else w.cast(found, n.out.dtype)
 
 
 def scalar(n: Node, w: Writer) -> str:
     """An operator of a tensor and a number."""
     op, reverse = SCALARS[n.op]
-    data = n.data.name if n.data.dtype == n.out.dtype else w.cast(n.data, n.out.dtype)
-    number = w.scalar(n.number("scalar"), n.out.dtype)
-    return w.add(op, *((number, data) if reverse else (data, number)))
+    operands = [w.as_dtype(n.data, n.out.dtype), w.scalar(n.number("scalar"), n.out.dtype)]
+    return w.add(op, *(reversed(operands) if reverse else operands))
+
+
+def _kind(op: str) -> str:
+    """Return `'equal'` of `'_equal_scalar'` and of `'broadcast_equal'`."""
+    rest = op[len("broadcast_") :] if op.startswith("broadcast_") else op.strip("_")
+    return rest[: -len("_scalar")] if rest.endswith("_scalar") else rest
 
 
 def comparison(n: Node, w: Writer) -> str:
     """A comparison, which is 0 or 1 in MXNet, or a Boolean in mx.np."""
     kind = _kind(n.op)
-    number = n.op.endswith("_scalar")
-    right = w.scalar(n.number("scalar"), n.data.dtype) if number else n.inputs[1]
-    if not number and right.dtype != n.data.dtype:
-        right = w.cast(right, n.data.dtype)
-    if COMPARISONS[kind]:
-        found = w.add(COMPARISONS[kind], n.data, right)
-    else:
-        found = w.add("Not", w.add("Equal", n.data, right))
+    operands = _operands(n, w, np.result_type(*{one.dtype for one in n.inputs}).name)
+    found = w.add(COMPARISONS[kind], *operands)
+    if kind == "not_equal":
+        found = w.add("Not", found)
     return found if n.out.dtype == "bool" else w.cast(found, n.out.dtype)
 
 
-def _kind(op: str) -> str:
-    for prefix in ("broadcast_", "_npi_", "_"):
-        if op.startswith(prefix):
-            op = op[len(prefix) :]
-            break
-    return op[: -len("_scalar")] if op.endswith("_scalar") else op
+def _operands(n: Node, w: Writer, dtype: str) -> list:
+    """Return the inputs in one dtype, and the number after them if there is one."""
+    operands = [w.as_dtype(one, dtype) for one in n.inputs]
+    return [*operands, w.scalar(n.number("scalar"), dtype)] if "scalar" in n.attrs else operands
 
 
 def logical(n: Node, w: Writer) -> str:
     """A logical operator, whose inputs are true where they are not 0."""
-    kind, inputs = _kind(n.op), [w.cast(one, "bool") for one in n.inputs]
-    if n.op.endswith("_scalar"):
-        inputs.append(w.scalar(bool(n.number("scalar")), "bool"))
-    found = w.add("Not", *inputs) if kind == "logical_not" else w.add(LOGICAL[kind], *inputs)
+    found = w.add({**LOGICAL, "logical_not": "Not"}[_kind(n.op)], *_operands(n, w, "bool"))
     return found if n.out.dtype == "bool" else w.cast(found, n.out.dtype)
+
+
+def is_kind(n: Node, w: Writer) -> str:
+    """Whether a value is not a number, or infinite, or neither."""
+    data = w.as_dtype(n.data, n.wide)
+    if n.op == "_npi_isnan":
+        return w.add("IsNaN", data)
+    if n.op == "_npi_isfinite":
+        return w.add("Not", w.add("Or", w.add("IsNaN", data), w.add("IsInf", data)))
+    signs = {"_npi_isposinf": {"detect_negative": 0}, "_npi_isneginf": {"detect_positive": 0}}
+    return w.add("IsInf", data, **signs.get(n.op, {}))
 
 
 def cast(n: Node, w: Writer) -> str:
@@ -119,43 +119,49 @@ def multicast(n: Node, w: Writer) -> list:
 
 def clip(n: Node, w: Writer) -> str:
     """A clip, of integers too."""
-    low, high = (n.text(key, "None") for key in ("a_min", "a_max"))
-    bounds = ["" if one == "None" else w.scalar(float(one), n.out.dtype) for one in (low, high)]
-    return w.add("Clip", n.data, *bounds)
+    bounds = [n.text(key) for key in ("a_min", "a_max")]
+    numbers = ["" if one == "None" else w.scalar(float(one), n.out.dtype) for one in bounds]
+    return w.add("Clip", n.data, *numbers)
 
 
-def _with_numbers(*steps: tuple) -> Callable[[Node, Writer], str]:
+def _steps(*steps: tuple) -> Callable[[Node, Writer], str]:
     """Return a translation by steps such as `("Add", 1)`, each on the result of the one before."""
 
     def translate(n: Node, w: Writer) -> str:
-        value = n.data.name
+        value = w.as_dtype(n.data, n.out.dtype)
         for op, *numbers in steps:
-            first = numbers[:1] == ["first"]
-            operands = [w.scalar(one, n.out.dtype) for one in (numbers[1:] if first else numbers)]
-            value = w.add(op, *operands, value) if first else w.add(op, value, *operands)
+            value = w.add(op, value, *[w.scalar(one, n.out.dtype) for one in numbers])
         return value
 
     return translate
 
 
-def power_modulo(n: Node, w: Writer) -> str:
+def modulo(n: Node, w: Writer) -> str:
     """MXNet's modulo has the sign of the divisor, as Python's; ONNX's for floats that of C."""
-    divisor = w.scalar(n.number("scalar"), n.out.dtype) if "_scalar" in n.op else n.inputs[1]
-    data = n.data.name
+    data, divisor = _operands(n, w, n.out.dtype)
     if n.op.startswith("_rmod"):
         data, divisor = divisor, data
+    if "float" not in n.out.dtype:
+        return w.add("Mod", data, divisor)
     whole = w.add("Floor", w.add("Div", data, divisor))
     return w.add("Sub", data, w.add("Mul", whole, divisor))
 
 
+def hypotenuse(n: Node, w: Writer) -> str:
+    """The root of the sum of two squares."""
+    squares = [w.add("Mul", one, one) for one in _operands(n, w, n.out.dtype)]
+    return w.add("Sqrt", w.add("Add", *squares))
+
+
 def nearest(n: Node, w: Writer) -> str:
     """`round` goes away from 0 at halves, `rint` goes down, and ONNX's Round goes to even."""
-    half = w.scalar(0.5, n.out.dtype)
+    half, power = w.scalar(0.5, n.out.dtype), w.scalar(10.0 ** n.integer("decimals"), n.out.dtype)
+    data = w.add("Mul", n.data, power) if n.integer("decimals") else n.data
     if n.op == "rint":
-        return w.add("Ceil", w.add("Sub", n.data, half))
-    return w.add(
-        "Mul", w.add("Sign", n.data), w.add("Floor", w.add("Add", w.add("Abs", n.data), half))
-    )
+        return w.add("Ceil", w.add("Sub", data, half))
+    size = w.add("Floor", w.add("Add", w.add("Abs", data), half))
+    value = w.add("Mul", w.add("Sign", data), size)
+    return w.add("Div", value, power) if n.integer("decimals") else value
 
 
 def towards_zero(n: Node, w: Writer) -> str:
@@ -163,129 +169,65 @@ def towards_zero(n: Node, w: Writer) -> str:
     return w.add("Mul", w.add("Sign", n.data), w.add("Floor", w.add("Abs", n.data)))
 
 
+def cube_root(n: Node, w: Writer) -> str:
+    """The cube root, or one divided by it, of negative numbers too."""
+    root = w.add("Pow", w.add("Abs", n.data), w.scalar(1 / 3, n.out.dtype))
+    value = w.add("Mul", w.add("Sign", n.data), root)
+    return value if n.op == "cbrt" else w.add("Reciprocal", value)
+
+
+def smooth_l1(n: Node, w: Writer) -> str:
+    """A parabola up to 1/s², and straight lines beyond."""
+    square, size = n.number("scalar", 1) ** 2, w.add("Abs", n.data)
+    half, edge, over = (w.scalar(k, n.out.dtype) for k in (square / 2, 1 / square, 0.5 / square))
+    inside = w.add("Mul", w.add("Mul", n.data, n.data), half)
+    return w.add("Where", w.add("Less", size, edge), inside, w.add("Sub", size, over))
+
+
 def where(n: Node, w: Writer) -> str:
     """A choice by a condition, which has a value for each row if it has one axis."""
-    condition = w.cast(n.data, "bool")
+    condition = w.as_dtype(n.data, "bool")
     if n.data.rank == 1 < n.out.rank and n.op == "where":
-        shape = [-1] + [1] * (n.out.rank - 1)
-        condition = w.add("Reshape", condition, w.integers(shape))
-    options = [
-        one if one.dtype == n.out.dtype else w.cast(one, n.out.dtype) for one in n.inputs[1:]
-    ]
+        condition = w.add("Reshape", condition, w.integers([-1] + [1] * (n.out.rank - 1)))
+    options = [w.as_dtype(one, n.out.dtype) for one in n.inputs[1:]]
+    if n.op == "_npi_where_scalar2":
+        options = [w.scalar(n.number(key), n.out.dtype) for key in "xy"]
+    elif n.op != "where":
+        options.append(w.scalar(n.number("scalar"), n.out.dtype))
+    if n.op == "_npi_where_lscalar":
+        options.reverse()
     return w.add("Where", condition, *options)
 
 
-def reduction(op: str) -> Callable[[Node, Writer], str]:
-    """Return the translation of a reduction; axes are an input in opset 13 for sums alone."""
-
-    def translate(n: Node, w: Writer) -> str:
-        axes = reduced_axes(n)
-        data = n.data if n.data.dtype == n.out.dtype else w.cast(n.data, n.out.dtype)
-        if not n.data.rank:
-            return w.add("Identity", data)
-        keep = int(n.flag("keepdims"))
-        if op == "ReduceSum":
-            return w.add(op, data, w.integers(axes), keepdims=keep)
-        return w.add(op, data, axes=list(axes), keepdims=keep)
-
-    return translate
-
-
-def reduced_axes(n: Node) -> tuple:
-    """Return the axes that a reduction reduces."""
-    axes = n.axes()
-    if axes is None:
-        return tuple(range(n.data.rank))
-    return tuple(k for k in range(n.data.rank) if k not in axes) if n.flag("exclude") else axes
-
-
-def norm(n: Node, w: Writer) -> str:
-    """A norm of the first or the second order, computed in float32."""
-    order = n.integer("ord", 2)
-    if order not in (1, 2):
-        raise UntranslatableError(f"a norm of order {order}; ONNX has those of 1 and 2")
-    data = w.in_float32(n.data)
-    axes, keep = list(reduced_axes(n)), int(n.flag("keepdims"))
-    return w.back(w.add(f"ReduceL{order}", data, axes=axes, keepdims=keep), n.out.dtype)
-
-
-def arg(op: str) -> Callable[[Node, Writer], str]:
-    """Return the translation of argmax or argmin, whose result MXNet has in floats."""
-
-    def translate(n: Node, w: Writer) -> str:
-        axis: Optional[tuple] = n.axes()
-        data, keep = n.data.name, int(n.flag("keepdims"))
-        if axis is None:
-            if keep:
-                raise UntranslatableError("all axes at once with keepdims: give it an axis")
-            data, axis = w.add("Reshape", data, w.integers([-1])), (0,)
-        return w.cast(w.add(op, data, axis=axis[0], keepdims=keep), n.out.dtype)
-
-    return translate
-
-
-def variance(n: Node, w: Writer) -> str:
-    """`mx.np.var` and `std`, whose divisor is smaller by ddof."""
-    axes = reduced_axes(n)
-    data = w.in_float32(n.data)
-    mean = w.add("ReduceMean", data, axes=list(axes), keepdims=1)
-    difference = w.add("Sub", data, mean)
-    square = w.add("Mul", difference, difference)
-    if not all(not n.data.growth[axis] for axis in axes) and n.integer("ddof"):
-        raise UntranslatableError("ddof over the batch: leave out ddof")
-    value = w.add("ReduceMean", square, axes=list(axes), keepdims=int(n.flag("keepdims")))
-    count = int(np.prod([n.data.shape[axis] for axis in axes]))
-    if n.integer("ddof"):
-        value = w.add("Mul", value, w.scalar(count / (count - n.integer("ddof")), "float32"))
-    value = w.add("Sqrt", value) if n.op == "_npi_std" else value
-    return w.back(value, n.out.dtype)
-
-
-def translations() -> Dict[str, Callable]:
-    """Return the translations of this file by the names of MXNet's operators."""
-    log2, log10 = float(np.log(2)), float(np.log(10))
-    table: Dict[str, Callable] = {
-        **dict.fromkeys(SAME, same),
-        **dict.fromkeys(SCALARS, scalar),
-        "Cast": cast,
-        "amp_cast": cast,
-        "amp_multicast": multicast,
-        "clip": clip,
-        "square": lambda n, w: w.add("Mul", n.data, n.data),
-        "rsqrt": _with_numbers(("Sqrt",), ("Reciprocal",)),
-        "cbrt": lambda n, w: w.add(
-            "Mul",
-            w.add("Sign", n.data),
-            w.add("Pow", w.add("Abs", n.data), w.scalar(1 / 3, n.out.dtype)),
-        ),
-        "log2": _with_numbers(("Log",), ("Div", log2)),
-        "log10": _with_numbers(("Log",), ("Div", log10)),
-        "log1p": _with_numbers(("Add", 1), ("Log",)),
-        "expm1": _with_numbers(("Exp",), ("Sub", 1)),
-        "degrees": _with_numbers(("Mul", 180 / np.pi)),
-        "radians": _with_numbers(("Mul", np.pi / 180)),
-        "hard_sigmoid": lambda n, w: w.add(
-            "HardSigmoid", n.data, alpha=n.number("alpha", 0.2), beta=n.number("beta", 0.5)
-        ),
-        **dict.fromkeys(["round", "rint"], nearest),
-        **dict.fromkeys(["trunc", "fix"], towards_zero),
-        **dict.fromkeys(["_mod_scalar", "_rmod_scalar", "broadcast_mod"], power_modulo),
-        "where": where,
-        "sum": reduction("ReduceSum"),
-        "mean": reduction("ReduceMean"),
-        "max": reduction("ReduceMax"),
-        "min": reduction("ReduceMin"),
-        "prod": reduction("ReduceProd"),
-        "argmax": arg("ArgMax"),
-        "argmin": arg("ArgMin"),
-        **dict.fromkeys(["_npi_var", "_npi_std"], variance),
-        "norm": norm,
-        "batch_dot": batch_dot,
-    }
-    for prefix in ("broadcast_", "_"):
-        for kind in COMPARISONS:
-            table[f"{prefix}{kind}"] = table[f"{prefix}{kind}_scalar"] = comparison
-        for kind in (*LOGICAL, "logical_not"):
-            table[f"{prefix}{kind}"] = table[f"{prefix}{kind}_scalar"] = logical
-    table["logical_not"] = logical
-    return table
+TRANSLATIONS: Dict[str, Callable] = {
+    **dict.fromkeys(SAME, same),
+    **dict.fromkeys(SCALARS, scalar),
+    **dict.fromkeys(["Cast", "amp_cast"], cast),
+    "amp_multicast": multicast,
+    "clip": clip,
+    "square": lambda n, w: w.add("Mul", n.data, n.data),
+    "rsqrt": _steps(("Sqrt",), ("Reciprocal",)),
+    **dict.fromkeys(["cbrt", "rcbrt"], cube_root),
+    "log2": _steps(("Log",), ("Div", np.log(2))),
+    "log10": _steps(("Log",), ("Div", np.log(10))),
+    "log1p": _steps(("Add", 1), ("Log",)),
+    "expm1": _steps(("Exp",), ("Sub", 1)),
+    "degrees": _steps(("Mul", 180 / np.pi)),
+    "radians": _steps(("Mul", np.pi / 180)),
+    "hard_sigmoid": lambda n, w: w.add(
+        "HardSigmoid", n.data, alpha=n.number("alpha", 0.2), beta=n.number("beta", 0.5)
+    ),
+    "smooth_l1": smooth_l1,
+    **dict.fromkeys(["round", "rint", "_contrib_round_ste"], nearest),
+    **dict.fromkeys(["trunc", "fix"], towards_zero),
+    **dict.fromkeys(["_mod", "_mod_scalar", "_rmod_scalar", "broadcast_mod"], modulo),
+    **dict.fromkeys(["_hypot", "_hypot_scalar", "broadcast_hypot"], hypotenuse),
+    "where": where,
+    **dict.fromkeys([f"_npi_where_{kind}" for kind in ("lscalar", "rscalar", "scalar2")], where),
+    "logical_not": logical,
+    **{f"_npi_is{kind}": is_kind for kind in "nan inf finite posinf neginf".split()},
+}
+for table, translation in ((COMPARISONS, comparison), (LOGICAL, logical)):
+    for kind in table:
+        names = (f"broadcast_{kind}", f"_{kind}", f"_{kind}_scalar")
+        TRANSLATIONS.update(dict.fromkeys(names, translation))

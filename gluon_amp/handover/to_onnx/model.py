@@ -2,7 +2,7 @@
 
 import importlib
 from types import ModuleType
-from typing import Dict, List, Mapping, Sequence, Tuple
+from typing import Dict, List, Mapping, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -42,11 +42,11 @@ def encode(translated: Translated, outputs: Sequence[Edge], metadata: Mapping[st
     infos = []
     for name, edge in zip(output_names(len(outputs)), outputs):
         nodes.append(helper.make_node("Identity", [translated.names[edge]], [name], name=name))
-        infos.append(_info(name, translated.tensors[edge]))
+        infos.append(_info(name, translated.tensors[edge], writer.batch.size))
     graph = helper.make_graph(
         nodes,
         "gluon_amp",
-        [_info(name, tensor) for name, tensor in translated.inputs.items()],
+        [_info(name, one, writer.batch.size) for name, one in translated.inputs.items()],
         infos,
         [numpy_helper.from_array(value, name) for name, value in writer.constants.items()],
     )
@@ -79,13 +79,15 @@ def _attributes(attributes: Mapping[str, object]) -> Dict[str, object]:
     return found
 
 
-def _info(name: str, tensor: Tensor):
+def _info(name: str, tensor: Tensor, batch: int):
     from onnx import helper
 
-    sizes = [
-        size if not growth else "batch" if growth == 1 else f"{growth}*batch"
-        for size, growth in zip(tensor.shape, tensor.growth)
-    ]
+    sizes: List[Union[int, str]] = list(tensor.shape)
+    for axis, growth in enumerate(tensor.growth):
+        if growth and sizes[axis] == batch * growth:
+            sizes[axis] = "batch" if growth == 1 else f"{growth}*batch"
+        elif growth:  # as large as no other size, for all that a runtime may know
+            sizes[axis] = f"{name}_{axis}"
     dtype = helper.np_dtype_to_tensor_dtype(np.dtype(tensor.dtype))
     return helper.make_tensor_value_info(name, dtype, sizes)
 

@@ -1,10 +1,11 @@
 """Translations of operators that move values: shapes, slices, indices, order."""
 
+import re
 from typing import Callable, Dict, List
 
 import numpy as np
 
-from gluon_amp.handover.to_onnx.writer import Node, Tensor, UntranslatableError, Writer
+from gluon_amp.handover.to_onnx.writer import NONLINEAR, Node, Tensor, UntranslatableError, Writer
 
 
 def reshape(n: Node, w: Writer) -> str:
@@ -28,9 +29,9 @@ def swap_axes(n: Node, w: Writer) -> str:
 
 def concat(n: Node, w: Writer) -> str:
     """Join tensors along an axis."""
-    key = "axis" if "axis" in n.attrs else "dim"
-    parts = [one if one.dtype == n.out.dtype else w.cast(one, n.out.dtype) for one in n.inputs]
-    return w.add("Concat", *parts, axis=n.out.axis(n.integer(key, 1)))
+    parts = [w.as_dtype(one, n.out.dtype) for one in n.inputs]
+    axis = n.integer("axis") if n.op == "_npi_concatenate" else n.integer("dim", 1)
+    return w.add("Concat", *parts, axis=n.out.axis(axis))
 
 
 def stack(n: Node, w: Writer) -> str:
@@ -43,29 +44,26 @@ def stack(n: Node, w: Writer) -> str:
 def split(n: Node, w: Writer) -> List[str]:
     """Divide an axis into equal parts, which lose the axis with squeeze_axis."""
     axis = n.data.axis(n.integer("axis", 1))
-    count = n.integer("num_outputs")
-    sizes = [n.data.shape[axis] // count] * count
-    parts = w.several(count, "Split", n.data, w.integers(sizes), axis=axis)
-    if n.flag("squeeze_axis"):
-        parts = [w.add("Squeeze", one, w.integers([axis])) for one in parts]
-    return parts
+    return _squeezed(w.several(n.integer("num_outputs"), "Split", n.data, axis=axis), axis, n, w)
+
+
+def _squeezed(parts: List[str], axis: int, n: Node, w: Writer) -> List[str]:
+    if not n.flag("squeeze_axis"):
+        return parts
+    return [w.add("Squeeze", one, w.integers([axis])) for one in parts]
 
 
 def split_at(n: Node, w: Writer) -> List[str]:
     """Divide an axis at some places, or into sections."""
     axis, sections = n.data.axis(n.integer("axis")), n.integer("sections")
-    size = n.data.shape[axis]
-    begins = list(n.integers("indices"))
+    size, begins = n.data.shape[axis], list(n.integers("indices"))
     if sections:
-        begins = [k * size // sections for k in range(sections)]
-    elif not begins or begins[0] != 0:
-        begins = [0, *begins]
-    ends = [*begins[1:], size]
-    sizes = w.integers([end - begin for begin, end in zip(begins, ends)])
-    parts = w.several(len(begins), "Split", n.data, sizes, axis=axis)
-    if n.flag("squeeze_axis"):
-        parts = [w.add("Squeeze", one, w.integers([axis])) for one in parts]
-    return parts
+        if n.data.growth[axis]:
+            raise UntranslatableError("sections of the batch")
+        begins = [k * (size // sections) + min(k, size % sections) for k in range(sections)]
+    ends = [*begins[1:], None]
+    parts = [w.sliced(n.data, axis, begin, end) for begin, end in zip(begins, ends)]
+    return _squeezed(parts, axis, n, w)
 
 
 def slice_(n: Node, w: Writer) -> str:
@@ -92,13 +90,9 @@ def slice_like(n: Node, w: Writer) -> str:
     """The first places of some axes, as many as another tensor has."""
     value: str = n.data.name
     for axis in n.axes("axes") or range(n.data.rank):
-        if n.out.growth[axis]:
-            size = w.sliced(w.sizes(n.out), 0, axis, axis + 1)
-            places = [w.integers([0]), size, w.integers([axis])]
-            value = w.add("Slice", value, *places)
-        elif n.out.shape[axis] != n.data.shape[axis]:
-            value = w.sliced(value, axis, 0, n.out.shape[axis])
-    return value if value != n.data.name else w.add("Identity", value)
+        size = w.sliced(w.sizes(n.out), 0, axis, axis + 1)
+        value = w.add("Slice", value, w.integers([0]), size, w.integers([axis]))
+    return value
 
 
 def crop(n: Node, w: Writer) -> str:
@@ -146,10 +140,13 @@ def repeat(n: Node, w: Writer) -> str:
 def pad(n: Node, w: Writer) -> str:
     """Pad with a constant, with the border or with a reflection."""
     mode = n.text("mode", "constant")
-    widths = n.integers("pad_width")
+    if mode not in ("constant", "edge", "reflect"):
+        raise UntranslatableError(f"mode {mode}")
+    widths = [int(one) for one in re.findall(r"\d+", n.text("pad_width"))]
     places = w.integers([*widths[::2], *widths[1::2]])
-    value = w.scalar(n.number("constant_value"), n.out.dtype)
-    return w.add("Pad", n.data, places, *([value] if mode == "constant" else []), mode=mode)
+    number = n.number("constant_value", n.number("constant_values"))
+    value = [w.scalar(number, n.out.dtype)] if mode == "constant" else []
+    return w.add("Pad", n.data, places, *value, mode=mode)
 
 
 def flip(n: Node, w: Writer) -> str:
@@ -160,23 +157,89 @@ def flip(n: Node, w: Writer) -> str:
     return value
 
 
-def filled(number: float) -> Callable[[Node, Writer], str]:
-    """Return the translation of zeros or ones whose size follows the batch."""
+def roll(n: Node, w: Writer) -> str:
+    """Move values along axes, the last ones to the front; of the flattened tensor without axes."""
+    shifts, axes = n.integers("shift"), n.integers("axis")
+    if not axes:
+        value, data, axes = w.add("Reshape", n.data, w.integers([-1])), flattened(n.data), (0,)
+    else:
+        value, data = n.data.name, n.data
+    shifts = shifts * len(axes) if len(shifts) == 1 else shifts
+    for axis, shift in zip(map(data.axis, axes), shifts):
+        place = -shift if data.growth[axis] else -shift % data.shape[axis]
+        parts = [w.sliced(value, axis, place, None), w.sliced(value, axis, 0, place)]
+        value = w.add("Concat", *parts, axis=axis)
+    return w.reshaped(value, n.out)
 
-    def translate(n: Node, w: Writer) -> str:
-        value = np.array([n.number("value", number)], n.out.dtype)
-        return w.add("ConstantOfShape", w.sizes(n.out), value=value)
 
-    return translate
+def diagonal(n: Node, w: Writer) -> str:
+    """The diagonal of two axes, as the last axis."""
+    first, second = (n.data.axis(n.integer(key, k)) for k, key in enumerate(("axis1", "axis2")))
+    if n.data.rank == 1 or n.data.growth[first] or n.data.growth[second]:
+        raise UntranslatableError("a matrix of a vector, or a diagonal of the batch")
+    rest = [axis for axis in range(n.data.rank) if axis not in (first, second)]
+    rows, columns = n.data.shape[first], n.data.shape[second]
+    offset = n.integer("k", n.integer("offset"))
+    value = w.transposed(n.data, [*rest, first, second])
+    flat = w.add("Reshape", value, w.integers([0] * len(rest) + [rows * columns]))
+    places = np.diagonal(np.arange(rows * columns).reshape(rows, columns), offset)
+    return w.add("Gather", flat, w.integers(places), axis=len(rest))
+
+
+def triangle(n: Node, w: Writer) -> str:
+    """The lower triangle of matrices, with zeros above."""
+    ones = np.tril(np.ones(n.data.shape[-2:], n.out.dtype), n.integer("k"))
+    return w.add("Mul", n.data, w.constant(ones))
+
+
+def move_axes(n: Node, w: Writer) -> str:
+    """`mx.np.moveaxis`."""
+    sources, places = (
+        [n.data.axis(axis) for axis in n.integers(key)] for key in ("source", "destination")
+    )
+    order = [axis for axis in range(n.data.rank) if axis not in sources]
+    for place, source in sorted(zip(places, sources)):
+        order.insert(place, source)
+    return w.add("Transpose", n.data, perm=order)
+
+
+def filled(n: Node, w: Writer) -> str:
+    """One number at every place of a size that follows the batch."""
+    number = n.number("fill_value", n.number("value", float("ones" in n.op)))
+    return w.add("ConstantOfShape", w.sizes(n.out), value=np.array([number], n.out.dtype))
+
+
+def flattened(tensor: Tensor) -> Tensor:
+    """Return what is known of a tensor as one axis."""
+    if sum(map(bool, tensor.growth)) > 1:
+        raise UntranslatableError(NONLINEAR)
+    rest = [size for size, growth in zip(tensor.shape, tensor.growth) if not growth]
+    growth = sum(tensor.growth) * int(np.prod(rest))
+    return Tensor((int(np.prod(tensor.shape)),), (growth,), tensor.dtype)
+
+
+def size_of(tensor: Tensor, axis: int, w: Writer) -> str:
+    """Return the size of an axis as a scalar."""
+    if not tensor.growth[axis]:
+        return w.scalar(tensor.shape[axis], "int64")
+    return w.add("Gather", w.sizes(tensor), w.scalar(axis, "int64"), axis=0)
+
+
+def positions(tensor: Tensor, axis: int, w: Writer) -> str:
+    """Return 0, 1, 2 … along an axis of a tensor, as it is broadcast."""
+    shape = [-1 if k == axis else 1 for k in range(tensor.rank)]
+    if not tensor.growth[axis]:
+        return w.constant(np.arange(tensor.shape[axis], dtype=np.int64).reshape(shape))
+    zero, one = (w.scalar(k, "int64") for k in (0, 1))
+    counted = w.add("Range", zero, size_of(tensor, axis, w), one)
+    return w.add("Reshape", counted, w.integers(shape))
 
 
 def arange_like(n: Node, w: Writer) -> str:
-    """0, 1, 2 …, as many as the batch."""
-    if n.text("axis") == "None" or n.integer("repeat", 1) != 1:
-        raise UntranslatableError("a size that follows the batch without an axis")
-    zero, one = (w.scalar(k, "int64") for k in (0, 1))
-    size = w.add("Squeeze", w.sizes(n.out), w.integers([0]))
-    found = w.cast(w.add("Range", zero, size, one), n.out.dtype)
+    """0, 1, 2 …, as many as an axis has, or as the tensor has values."""
+    if n.integer("repeat", 1) != 1:
+        raise UntranslatableError("repeated numbers")
+    found = w.cast(w.reshaped(positions(flattened(n.out), 0, w), n.out), n.out.dtype)
     scaled = w.add("Mul", found, w.scalar(n.number("step", 1), n.out.dtype))
     return w.add("Add", scaled, w.scalar(n.number("start"), n.out.dtype))
 
@@ -188,38 +251,33 @@ def sizes(n: Node, w: Writer) -> str:
     return w.sizes(n.data)
 
 
-def _whole(indices: Tensor, w: Writer) -> str:
-    return w.cast(indices, "int64")
-
-
-def _within(indices: str, size: int, mode: str, w: Writer) -> str:
+def _within(indices: Tensor, data: Tensor, axis: int, mode: str, w: Writer) -> str:
     """Return indices that MXNet clips to the ends of an axis, or wraps around."""
+    places, size, one = w.cast(indices, "int64"), size_of(data, axis, w), w.scalar(1, "int64")
     if mode == "wrap":
-        return w.add("Mod", indices, w.scalar(size, "int64"))
-    return w.add("Clip", indices, w.scalar(0, "int64"), w.scalar(size - 1, "int64"))
+        return w.add("Mod", places, size)
+    last = w.add("Sub", size, one) if data.growth[axis] else w.scalar(data.shape[axis] - 1, "int64")
+    return w.add("Clip", places, w.scalar(0, "int64"), last)
 
 
 def embedding(n: Node, w: Writer) -> str:
     """Rows of a table; indices outside of it are clipped."""
     indices, table = n.inputs
-    return w.add("Gather", table, _within(_whole(indices, w), table.shape[0], "clip", w), axis=0)
+    return w.add("Gather", table, _within(indices, table, 0, "clip", w), axis=0)
 
 
 def take(n: Node, w: Writer) -> str:
     """Places of an axis; those outside of it are clipped or wrapped around."""
     data, indices = n.inputs
-    axis, mode = data.axis(n.integer("axis")), n.text("mode", "clip")
-    places = _whole(indices, w)
-    if not data.growth[axis] and mode in ("clip", "wrap"):
-        places = _within(places, data.shape[axis], mode, w)
-    return w.add("Gather", data, places, axis=axis)
+    axis = data.axis(n.integer("axis"))
+    return w.add("Gather", data, _within(indices, data, axis, n.text("mode", "clip"), w), axis=axis)
 
 
 def pick(n: Node, w: Writer) -> str:
     """One place of an axis for each row."""
     data, indices = n.inputs
-    axis = data.axis(n.integer("axis", -1))
-    places = _within(_whole(indices, w), data.shape[axis], n.text("mode", "clip"), w)
+    axis = 1 if n.op == "batch_take" else data.axis(n.integer("axis", -1))
+    places = _within(indices, data, axis, n.text("mode", "clip"), w)
     if indices.rank < data.rank:
         places = w.add("Unsqueeze", places, w.integers([axis]))
     found = w.add("GatherElements", data, places, axis=axis)
@@ -230,7 +288,7 @@ def gather_nd(n: Node, w: Writer) -> str:
     """Values at places whose coordinates MXNet has along the first axis."""
     data, indices = n.inputs
     order = [*range(1, indices.rank), 0]
-    return w.add("GatherND", data, w.transposed(_whole(indices, w), order))
+    return w.add("GatherND", data, w.transposed(w.cast(indices, "int64"), order))
 
 
 def one_hot(n: Node, w: Writer) -> str:
@@ -238,114 +296,14 @@ def one_hot(n: Node, w: Writer) -> str:
     dtype, depth = n.out.dtype, n.integer("depth")
     shape = [1] * n.data.rank + [depth]
     places = w.constant(np.arange(depth, dtype=np.int64).reshape(shape))
-    chosen = w.add("Equal", w.add("Unsqueeze", _whole(n.data, w), w.integers([-1])), places)
+    chosen = w.add("Equal", w.add("Unsqueeze", w.cast(n.data, "int64"), w.integers([-1])), places)
     on, off = (w.scalar(n.number(key, k), dtype) for key, k in (("on_value", 1), ("off_value", 0)))
     return w.add("Where", chosen, on, off)
-
-
-def topk(n: Node, w: Writer) -> List[str]:
-    """The largest or smallest values of an axis, their places, or both."""
-    kind, axis = n.text("ret_typ", "indices"), n.text("axis", "-1")
-    if axis == "None" or kind == "mask":
-        raise UntranslatableError("all axes at once, or a mask: take the places along an axis")
-    axis = n.data.axis(int(axis))
-    count = n.integer("k", 1) or n.data.shape[axis]
-    return _ordered(n, w, axis, count, not n.flag("is_ascend"), kind)
-
-
-def _ordered(n: Node, w: Writer, axis: int, count: int, largest: bool, kind: str) -> List[str]:
-    values, places = w.several(
-        2, "TopK", n.data, w.integers([count]), axis=axis, largest=int(largest), sorted=1
-    )
-    found = {"value": [values], "indices": [places], "both": [values, places]}[kind]
-    return [w.cast(one, out.dtype) if one == places else one for one, out in zip(found, n.outputs)]
-
-
-def sort(n: Node, w: Writer) -> List[str]:
-    """All values of an axis in order, or their places."""
-    axis = n.text("axis", "-1")
-    if axis == "None":
-        raise UntranslatableError("all axes at once: flatten the tensor")
-    at = n.data.axis(int(axis))
-    kind = "value" if n.op == "sort" else "indices"
-    return _ordered(n, w, at, n.data.shape[at], not n.flag("is_ascend", True), kind)
-
-
-def sequence_mask(n: Node, w: Writer) -> str:
-    """A constant behind the length of each sequence."""
-    if not n.flag("use_sequence_length"):
-        return w.add("Identity", n.data)
-    inside = _in_sequence(n, w)
-    return w.add("Where", inside, n.data, w.scalar(n.number("value"), n.out.dtype))
-
-
-def _in_sequence(n: Node, w: Writer) -> str:
-    axis, data = n.integer("axis"), n.data
-    if data.growth[axis]:
-        raise UntranslatableError("a time that follows the batch")
-    shape = [1] * data.rank
-    shape[axis] = -1
-    places = np.arange(data.shape[axis], dtype=np.int64).reshape(shape)
-    limits = [1] * data.rank
-    limits[1 - axis] = -1
-    lengths = w.add("Reshape", w.cast(n.inputs[1], "int64"), w.integers(limits))
-    return w.add("Less", w.constant(places), lengths)
-
-
-def sequence_last(n: Node, w: Writer) -> str:
-    """The last step, or that at the end of each sequence."""
-    axis = n.integer("axis")
-    if not n.flag("use_sequence_length"):
-        return w.add("Gather", n.data, w.scalar(n.data.shape[axis] - 1, "int64"), axis=axis)
-    order = [axis, 1 - axis, *range(2, n.data.rank)]
-    moved = w.transposed(n.data, [order[1], order[0], *order[2:]])  # (N, T, …)
-    last = w.add("Sub", w.cast(n.inputs[1], "int64"), w.scalar(1, "int64"))
-    return w.add("GatherND", moved, w.add("Unsqueeze", last, w.integers([1])), batch_dims=1)
-
-
-def sequence_reverse(n: Node, w: Writer) -> str:
-    """Reverse the time, of each sequence up to its length."""
-    if not n.flag("use_sequence_length"):
-        return w.sliced(n.data, 0, -1, None, -1)
-    lengths = w.cast(n.inputs[1], "int64")
-    return w.add("ReverseSequence", n.data, lengths, time_axis=0, batch_axis=1)
 
 
 def depth_to_space(n: Node, w: Writer) -> str:
     """Channels to places."""
     return w.add("DepthToSpace", n.data, blocksize=n.integer("block_size"), mode="DCR")
-
-
-def cumsum(n: Node, w: Writer) -> str:
-    """Sums up to each place."""
-    if n.text("axis") == "None":
-        raise UntranslatableError("all axes at once: give it an axis")
-    axis = w.scalar(n.data.axis(n.integer("axis")), "int64")
-    return w.back(w.add("CumSum", w.in_float32(n.data), axis), n.out.dtype)
-
-
-def numpy_pad(n: Node, w: Writer) -> str:
-    """`mx.np.pad`."""
-    widths = np.array(eval_widths(n.text("pad_width"))).reshape(-1, 2)
-    mode = n.text("mode", "constant")
-    if mode not in ("constant", "edge", "reflect"):
-        raise UntranslatableError(f"mode {mode}")
-    places = w.integers([*widths[:, 0], *widths[:, 1]])
-    value = w.scalar(n.number("constant_values"), n.out.dtype)
-    return w.add("Pad", n.data, places, *([value] if mode == "constant" else []), mode=mode)
-
-
-def eval_widths(text: str) -> List[int]:
-    """Return the numbers in nested tuples, as MXNet writes them."""
-    return [
-        int(one)
-        for one in text.replace("(", "")
-        .replace(")", "")
-        .replace("[", "")
-        .replace("]", "")
-        .split(",")
-        if one.strip()
-    ]
 
 
 def flatten_to_two(n: Node, w: Writer) -> str:
@@ -358,10 +316,10 @@ TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys(["Flatten", "_npx_batch_flatten"], flatten_to_two),
     "transpose": transpose,
     "SwapAxis": swap_axes,
-    "Concat": concat,
+    **dict.fromkeys(["Concat", "_npi_concatenate"], concat),
     "stack": stack,
     "SliceChannel": split,
-    "_split_v2": split_at,
+    **dict.fromkeys(["_split_v2", "_npi_hsplit"], split_at),
     "slice": slice_,
     "slice_axis": slice_axis,
     "slice_like": slice_like,
@@ -369,24 +327,20 @@ TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys("broadcast_to broadcast_like broadcast_axis".split(), expand),
     "tile": tile,
     "repeat": repeat,
-    "Pad": pad,
-    "_npi_pad": numpy_pad,
-    "reverse": flip,
-    **dict.fromkeys(["_zeros", "zeros_like", "_zeros_without_dtype"], filled(0)),
-    **dict.fromkeys(["_ones", "ones_like", "_full", "_npi_full_like"], filled(1)),
+    **dict.fromkeys(["Pad", "_npi_pad"], pad),
+    **dict.fromkeys(["reverse", "_npi_flip"], flip),
+    "_np_roll": roll,
+    **dict.fromkeys(["diag", "_np_diag", "_np_diagonal"], diagonal),
+    "_npi_tril": triangle,
+    "_np_moveaxis": move_axes,
+    **dict.fromkeys("_zeros _ones _full zeros_like ones_like _npi_full_like".split(), filled),
     "_contrib_arange_like": arange_like,
     **dict.fromkeys(["shape_array", "size_array"], sizes),
     "Embedding": embedding,
     "take": take,
-    "pick": pick,
+    **dict.fromkeys(["pick", "batch_take"], pick),
     "gather_nd": gather_nd,
     "one_hot": one_hot,
-    "topk": topk,
-    **dict.fromkeys(["sort", "argsort"], sort),
-    "SequenceMask": sequence_mask,
-    "SequenceLast": sequence_last,
-    "SequenceReverse": sequence_reverse,
     "depth_to_space": depth_to_space,
     "space_to_depth": lambda n, w: w.add("SpaceToDepth", n.data, blocksize=n.integer("block_size")),
-    "cumsum": cumsum,
 }

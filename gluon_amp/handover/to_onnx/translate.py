@@ -1,7 +1,6 @@
 """A network as an ONNX model: every operator that reads data translated, all others computed."""
 
 import re
-from collections import ChainMap
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
@@ -9,17 +8,34 @@ import numpy as np
 from gluon_amp.base.messages import UsageError
 from gluon_amp.graph import NUMPY_NAMES
 from gluon_amp.handover.network import Edge, Network
-from gluon_amp.handover.to_onnx import detection, elementwise, layers, shapes
+from gluon_amp.handover.to_onnx import (
+    activations,
+    attention,
+    detection,
+    elementwise,
+    layers,
+    norms,
+    pooling,
+    recurrent,
+    reductions,
+    sampling,
+    shapes,
+)
 from gluon_amp.handover.to_onnx.writer import Batch, Node, Tensor, UntranslatableError, Writer
 
-TRANSLATIONS: Dict[str, Callable] = dict(
-    ChainMap(
-        elementwise.translations(),
-        layers.TRANSLATIONS,
-        shapes.TRANSLATIONS,
-        detection.TRANSLATIONS,
-    )
-)
+TRANSLATIONS: Dict[str, Callable] = {
+    **elementwise.TRANSLATIONS,
+    **activations.TRANSLATIONS,
+    **reductions.TRANSLATIONS,
+    **shapes.TRANSLATIONS,
+    **layers.TRANSLATIONS,
+    **pooling.TRANSLATIONS,
+    **norms.TRANSLATIONS,
+    **recurrent.TRANSLATIONS,
+    **attention.TRANSLATIONS,
+    **detection.TRANSLATIONS,
+    **sampling.TRANSLATIONS,
+}
 
 # Inputs of which an operator needs the shape alone, and labels, which inference does not need
 SHAPES_ALONE = {
@@ -27,7 +43,8 @@ SHAPES_ALONE = {
     **dict.fromkeys("_contrib_arange_like _contrib_MultiBoxPrior _npi_full_like".split(), (0,)),
     **dict.fromkeys("slice_like reshape_like broadcast_like".split(), (1,)),
     **dict.fromkeys("SoftmaxOutput LinearRegressionOutput MAERegressionOutput".split(), (1,)),
-    **dict.fromkeys("LogisticRegressionOutput _identity_with_attr_like_rhs Crop".split(), (1,)),
+    **dict.fromkeys("LogisticRegressionOutput SVMOutput Crop".split(), (1,)),
+    "_contrib_BilinearResize2D": (1,),
 }
 # Operators that return other values at each call
 RANDOM = re.compile(r"_random_|_sample_|_shuffle|_npi_(normal|uniform|bernoulli|choice|gamma|expo)")
@@ -65,30 +82,30 @@ def translate(
     outputs: Dict[int, List[int]] = {}
     for i, k in sorted(read):
         outputs.setdefault(i, []).append(k)
-    inputs = {}
+    inputs, unread = {}, {}
     for i, json in enumerate(network.nodes):
-        if i not in outputs or i in constant:
-            continue
-        if json["op"] == "null":
+        if json["op"] == "null" and i not in constant and (i, 0) in tensors:
             names[i, 0] = json["name"]
-            tensors[i, 0] = inputs[json["name"]] = tensors[i, 0]._replace(name=json["name"])
+            tensors[i, 0] = tensors[i, 0]._replace(name=json["name"])
+            (inputs if i in outputs else unread)[json["name"]] = tensors[i, 0]
+        if i not in outputs or i in constant or json["op"] == "null":
             continue
         found = _translated(_node(network, i, tensors, outputs[i]), writer)
         for k, name in enumerate([found] if isinstance(found, str) else found):
             if (i, k) in tensors:
                 names[i, k] = name
                 tensors[i, k] = tensors[i, k]._replace(name=name)
+    if writer.reads_batch and batch.input in unread:
+        inputs[batch.input] = unread[batch.input]
     return Translated(writer, names, tensors, inputs)
 
 
 def canonical(op: str) -> str:
     """Return the name under which an operator of mx.np is translated, or its own."""
     rest = re.sub(r"^_np[ix]?_", "", op)
-    less = (
-        rest.replace("less", "lesser").replace("concatenate", "Concat").replace("around", "round")
-    )
-    options = [op, NUMPY_NAMES.get(op, op), rest, less]
-    options += [f"{prefix}{one}" for one in (rest, less) for prefix in ("broadcast_", "_")]
+    older = rest.replace("less", "lesser").replace("around", "round")
+    options = [op, NUMPY_NAMES.get(op, op), rest, older]
+    options += [f"{prefix}{one}" for one in (rest, older) for prefix in ("broadcast_", "_")]
     return next((one for one in options if one in TRANSLATIONS), op)
 
 
@@ -103,9 +120,18 @@ def _tensors(
         return _with(shapes, none, dtypes), Batch("", 0, 1)
     name, axis = next(iter(followed.items()))
     batch = Batch(name, axis, network.inputs[name].shape[axis])
-    grown = network.shapes(with_batch(network.inputs, batch_axes, batch.size + 1))
+    larger = [with_batch(network.inputs, batch_axes, batch.size + more) for more in (1, 2)]
+    first, second = map(network.shapes, larger)
+    for edge, shape in shapes.items():
+        if len(shape) != len(first[edge]):
+            path, op = network.path_of(edge[0]) or "net", network.nodes[edge[0]]["op"]
+            raise UsageError(
+                f"block {path}, operator {op}, returns {len(shape)} axes for a batch of "
+                f"{batch.size}, and {len(first[edge])} for one more: name the axes to squeeze."
+            )
     growth = {
-        edge: tuple(b - a for a, b in zip(shape, grown[edge])) for edge, shape in shapes.items()
+        edge: tuple(b - a if c - b == b - a else -1 for a, b, c in zip(*sizes))
+        for edge, *sizes in ((edge, shapes[edge], first[edge], second[edge]) for edge in shapes)
     }
     return _with(shapes, growth, dtypes), batch
 
@@ -140,13 +166,10 @@ def _constants(network: Network, tensors: Dict[Edge, Tensor]) -> Set[int]:
         alone = SHAPES_ALONE.get(canonical(node["op"]), ())
         depends = [entry[0] for k, entry in enumerate(node["inputs"]) if k not in alone]
         outputs = outputs_of.get(i, [])
-        shapes = [tensors[tuple(entry[:2])] for k, entry in enumerate(node["inputs"]) if k in alone]
-        of_shapes = all(one.fixed for one in shapes) or all(one.fixed for one in outputs)
         if node["op"] in ("shape_array", "size_array"):
-            of_shapes = all(one.fixed for one in shapes)
-        if RANDOM.search(node["op"]):
-            continue
-        if all(k in constant for k in depends) and of_shapes and all(t.fixed for t in outputs):
+            outputs = [tensors[tuple(node["inputs"][0][:2])]]  # its sizes are the values
+        fixed = all(one.fixed for one in outputs) and all(k in constant for k in depends)
+        if fixed and not RANDOM.search(node["op"]):
             constant.add(i)
     return constant
 
@@ -184,7 +207,10 @@ def _translated(node: Node, writer: Writer):
             raise UntranslatableError("it draws random numbers")
         if node.op not in TRANSLATIONS:
             raise UntranslatableError("ONNX has no such operator, or no translation is known")
-        return TRANSLATIONS[node.op](node, writer)
+        found = TRANSLATIONS[node.op](node, writer)
+        if not isinstance(found, str) and len(found) < len(node.outputs):
+            raise UntranslatableError("the use of its second output")
+        return found
     except UntranslatableError as reason:
         raise UsageError(
             f"{where} has no translation to ONNX ({reason}): replace it by other operators, or "

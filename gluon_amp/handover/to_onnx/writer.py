@@ -17,10 +17,14 @@ NUMPY_DTYPES = {"bool": "bool", **{d: d for d in "float16 float32 float64 int8 u
 NUMPY_DTYPES.update(int32="int32", int64="int64")
 
 
+NONLINEAR = "a size that grows with the square of the batch"
+
+
 class Tensor(NamedTuple):
     """A tensor of the net, which the ONNX graph has under a name.
 
-    `growth` is by how much each size grows with each sample more in the batch: 0 if it is fixed.
+    `growth` is by how much each size grows with each sample more in the batch: 0 if it is fixed, -1
+    if it grows otherwise, as the number of pairs does.
     """
 
     shape: Tuple[int, ...]
@@ -64,9 +68,15 @@ class Node(NamedTuple):
         """The first output."""
         return self.outputs[0]
 
+    @property
+    def wide(self) -> str:
+        """The dtype of norms and exponentials: float32, or float64 if the data have that."""
+        return "float64" if self.data.dtype == "float64" else "float32"
+
     def text(self, key: str, default: str = "None") -> str:
-        """Return an attribute as MXNet wrote it."""
-        return self.attrs.get(key, default)
+        """Return an attribute as MXNet wrote it; the default if it is None."""
+        text = self.attrs.get(key, "None")
+        return default if text == "None" else text
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Return an attribute that is True or False."""
@@ -83,6 +93,11 @@ class Node(NamedTuple):
     def integers(self, key: str, default: Tuple[int, ...] = ()) -> Tuple[int, ...]:
         """Return an attribute that is a tuple; the default if it is empty or None."""
         return tuple_of(self.text(key)) or default
+
+    def numbers(self, key: str, default: Sequence[float]) -> Tuple[float, ...]:
+        """Return an attribute that is a tuple of numbers, or one number."""
+        text = self.text(key, "").strip("()[]")
+        return tuple(float(one) for one in text.split(",") if one) if text else tuple(default)
 
     def places(self, key: str) -> List[Optional[int]]:
         """Return an attribute such as `'(None, 3)'`, whose members may be None."""
@@ -119,7 +134,8 @@ class Writer:
         self.nodes: List[tuple] = []  # operator, inputs, outputs, attributes
         self.constants: Dict[str, np.ndarray] = {}
         self.prefix = ""  # of the names of what the present operator adds
-        self._batch = batch
+        self.reads_batch = False  # whether a size is read from the batch's input
+        self.batch = batch
         self._names: Dict[str, int] = {}
         self._known: Dict[tuple, str] = {}  # the names of small constants
 
@@ -164,13 +180,13 @@ class Writer:
         """Add a cast to a dtype of numpy."""
         return self.add("Cast", value, to=dtype)
 
-    def in_float32(self, value: Tensor) -> str:
-        """Return a tensor in float32, cast if it is not."""
-        return value.name if value.dtype == "float32" else self.cast(value, "float32")
+    def as_dtype(self, value: Tensor, dtype: str) -> str:
+        """Return a tensor in a dtype, cast if it has another."""
+        return value.name if value.dtype == dtype else self.cast(value, dtype)
 
-    def back(self, value: str, dtype: str) -> str:
-        """Return what was computed in float32 in the dtype of the net."""
-        return value if dtype == "float32" else self.cast(value, dtype)
+    def back(self, value: str, node: Node) -> str:
+        """Return what was computed in a node's wide dtype in the dtype of its output."""
+        return value if node.out.dtype == node.wide else self.cast(value, node.out.dtype)
 
     def sizes(self, tensor: Tensor) -> str:
         """Return the sizes of a tensor, which follow the batch."""
@@ -178,10 +194,13 @@ class Writer:
             return self.integers(tensor.shape)
         if ("sizes",) not in self._known:
             prefix, self.prefix = self.prefix, "batch"
-            shape, axis = self.add("Shape", self._batch.input), self.integers([self._batch.axis])
+            shape, axis = self.add("Shape", self.batch.input), self.integers([self.batch.axis])
             self._known["sizes",] = self.add("Gather", shape, axis, axis=0)
+            self.reads_batch = True
             self.prefix = prefix
-        batch = self._batch.size
+        if -1 in tensor.growth:
+            raise UntranslatableError(NONLINEAR)
+        batch = self.batch.size
         at_zero = [size - batch * growth for size, growth in zip(tensor.shape, tensor.growth)]
         grown = self.add("Mul", self._known["sizes",], self.integers(tensor.growth))
         return self.add("Add", grown, self.integers(at_zero)) if any(at_zero) else grown

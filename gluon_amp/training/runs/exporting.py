@@ -46,7 +46,7 @@ def of_checkpoint(path: Path, side: Optional[int], averaged: bool, batch: int) -
         raise UsageError(f"{path} has no averaged weights: leave out --average.")
     values.update(file.averages[0] if averaged else {})
     mx.random.seed(SEED)
-    build = _language_model if "lstm.l0_i2h_weight" in values else _classifier
+    build = _language_model if "lstm._unfused.0.i2h_weight" in values else _classifier
     exported = build(saved, values, side, batch)
     _set(exported.net, values, exported.inputs, path)
     return exported
@@ -76,7 +76,7 @@ def _classifier(saved: Saved, values: dict, side: Optional[int], batch: int) -> 
 def _language_model(saved: Saved, values: dict, side: Optional[int], batch: int) -> Exported:
     classes, embedding = values["embedding.weight"].shape
     hidden = values["decoder.weight"].shape[1]
-    layers = sum(name.endswith("_h2h_weight") for name in values)
+    layers = sum(name.endswith("h2h_weight") for name in values)
     net = LanguageModel(classes, embedding, hidden, layers)
     words = nd.random.randint(0, classes, (batch, LENGTH)).astype("float32")
     metadata = {"model": str(saved.identity["model"]), "data": str(saved.identity["data"])}
