@@ -25,7 +25,7 @@ def effect_of_rounding(
     changed at random by some roundings, and the largest change of an edge is its bound. Inputs of
     whole numbers, such as tokens, stay.
     """
-    random = np.random.RandomState(0)
+    random = np.random.default_rng(0)
     bounds = [ULPS * UNIT * _largest(value) for value in values]
     for _ in range(TRIALS):
         inputs = {name: _disturbed(array, random) for name, array in network.inputs.items()}
@@ -46,10 +46,10 @@ def _largest(array: np.ndarray) -> float:
     return float(np.abs(array).max(initial=0)) if finite else float("inf")
 
 
-def _disturbed(array: np.ndarray, random: np.random.RandomState) -> np.ndarray:
+def _disturbed(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
     if array.dtype.kind != "f" or (array == np.rint(array)).all():
         return array
     terms = array[0].size if array.ndim > 1 else 1  # of the sum that reads a weight
     roundings = max(ROUNDINGS, LAMBDA * terms**0.5)
-    factors = 1 + random.uniform(-1, 1, array.shape) * roundings * UNIT
-    return (array * factors).astype(array.dtype)
+    shares = random.random(array.shape, np.float32) * 2 - 1
+    return array + array * (shares * np.float32(roundings * UNIT))

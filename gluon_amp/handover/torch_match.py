@@ -229,9 +229,8 @@ class Attempt(Reading):
             self.settings[self.owners[id(tensor)][0]] = settings
         output = call(**({"eps": settings["eps"]} if settings else {}))
         if len(uses) == 1 and use is not None and use.output is not None:
+            far = self.distance(use.output, arrays_of(output)[0])
             bound = self.layers.bounds[use.output]
-            theirs = np.sort(arrays_of(output)[0], axis=None)
-            far = _apart(self.sorted(use.output), theirs, bound)
             if not far <= bound:
                 raise Mismatch(
                     f"{self.described(needs[0])} gets the input and the weights of "
@@ -304,13 +303,12 @@ class Attempt(Reading):
 
     def options(self, need: Need) -> Tuple[List[Use], list]:
         """Return the uses that fit; of others rank, distance, reason and use."""
-        data, options, reasons = np.sort(need.input.numpy(), axis=None), [], []
+        data, options, reasons = need.input.numpy(), [], []
         for use in self.left:
             if use.kind == need.kind:
                 reason = self.why_not(use, need)
                 if reason is None:
-                    bound = self.layers.bounds[use.input]
-                    far = _apart(self.sorted(use.input), data, bound)
+                    far, bound = self.distance(use.input, data), self.layers.bounds[use.input]
                     if far <= bound:
                         options.append(use)
                         continue
@@ -336,11 +334,17 @@ class Attempt(Reading):
                 return 1, 0, f"whose {slot} is not {neutral:g}, which the module's has to be"
         return None
 
-    def sorted(self, edge: Edge) -> np.ndarray:
-        """Return the values of an edge in ascending order."""
+    def distance(self, edge: Edge, array: np.ndarray) -> float:
+        """Return the largest difference of an edge, in any layout; above its bound maybe less."""
+        own, bound = self.layers.values[edge], self.layers.bounds[edge]
+        if own.shape == array.shape and difference(own, array) <= bound:
+            return difference(own, array)
+        ends = difference(*(np.array([x.min(initial=0), x.max(initial=0)]) for x in (own, array)))
+        if not ends <= bound:
+            return ends
         if edge not in self._sorted:
-            self._sorted[edge] = np.sort(self.layers.values[edge], axis=None)
-        return self._sorted[edge]
+            self._sorted[edge] = np.sort(own, axis=None)
+        return _apart(self._sorted[edge], np.sort(array, axis=None))
 
     def columns(self, use: Use, need: Need) -> tuple:
         """Return the layout of a weight whose input was flattened in another order here."""
@@ -445,14 +449,8 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
         yield from tensors_in(list(value.values()))
 
 
-def _apart(one: np.ndarray, other: np.ndarray, bound: float) -> float:
-    """Return the largest difference of sorted values, some repeated or beside more zeros.
-
-    Above the bound, it may be that of the ends alone.
-    """
-    if one.size == other.size:
-        ends = difference(one[[0, -1]], other[[0, -1]])
-        return ends if not ends <= bound else difference(one, other)
+def _apart(one: np.ndarray, other: np.ndarray) -> float:
+    """Return the largest difference of sorted values, some repeated or beside more zeros."""
     few, many = sorted((one, other), key=len)
     padded = np.sort(np.concatenate([few, np.zeros(many.size - few.size, few.dtype)]))
     times, rest = divmod(many.size, few.size)
