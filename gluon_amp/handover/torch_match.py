@@ -404,13 +404,11 @@ def check_outputs(layers: Layers, outputs: List[np.ndarray]) -> None:
             )
 
 
-def matched(layers: Layers, module: torch.nn.Module, arguments: Sequence[Any]) -> Attempt:
-    """Load a network's parameters into a module, and return how; raise `Mismatch`."""
-    reading = Reading(module)
-    reading.run(arguments)
+def matched(layers: Layers, reading: Reading, arguments: Sequence[Any]) -> Attempt:
+    """Load a network's parameters into a module that ran once; return how, or raise `Mismatch`."""
     trail, best = [], None
     for _ in range(ATTEMPTS):
-        attempt = Attempt(module, layers, trail)
+        attempt = Attempt(reading.module, layers, trail)
         try:
             with torch.no_grad():
                 attempt.load_bare(reading.bare())

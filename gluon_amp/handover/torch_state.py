@@ -10,7 +10,7 @@ from gluon_amp import graph
 from gluon_amp.base.host import host_copy
 from gluon_amp.base.messages import UsageError, first_few, reason_of
 from gluon_amp.casting.arguments import arrays_in, map_arrays
-from gluon_amp.handover.network import network_of
+from gluon_amp.handover.network import Edge, network_of
 from gluon_amp.handover.torch_uses import Layers, Source, layers_of
 
 
@@ -20,9 +20,8 @@ class Handover(NamedTuple):
     layers: Layers
     pieces: Dict[str, List[Tuple[slice, Source]]]  # rows of a tensor by its name in `state_dict`
 
-    def array(self, name: str, parameters: Dict[str, np.ndarray], shape: tuple) -> np.ndarray:
-        """Return a tensor of the module, made from these values of the net's parameters."""
-        tensors = self.layers.tensors(parameters)
+    def array(self, name: str, tensors: Dict[Edge, np.ndarray], shape: tuple) -> np.ndarray:
+        """Return a tensor of the module from the values of edges: see `Layers.tensors`."""
         out = np.zeros(shape, np.float32)
         for rows, source in self.pieces[name]:
             values = source.read(tensors)
@@ -83,11 +82,10 @@ def torch_state_dict(net, module, *inputs, module_inputs=None) -> Dict[str, np.n
     ([[1.0, 1.0]], [0.0])
     """
     handed = hand_over(net, module, inputs, module_inputs, "torch_state_dict")
-    parameters = handed.layers.network.parameters
     state = {}
     for name, tensor in module.state_dict().items():
         if name in handed.pieces:
-            state[name] = handed.array(name, parameters, tuple(tensor.shape))
+            state[name] = handed.array(name, handed.layers.values, tuple(tensor.shape))
         elif name.endswith("num_batches_tracked"):
             state[name] = np.zeros((), np.int64)
         else:
@@ -122,23 +120,19 @@ def hand_over(net, module, inputs: tuple, module_inputs, function: str) -> Hando
     elif not isinstance(module_inputs, (tuple, list)):
         raise TypeError(f"{function}() expects a tuple of the module's arguments as module_inputs.")
     fast_path = torch.backends.mha.get_fastpath_enabled()
-    copied = copy.deepcopy(module).eval()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            attempt = torch_match.matched(layers, copied, module_inputs)
-            _set_norms(copied, attempt.settings)
-            torch_match.check_outputs(layers, torch_match.arrays_of(copied(*module_inputs)))
+            reading = _run_once(torch_match, module, module_inputs, function)
+            attempt = torch_match.matched(layers, reading, module_inputs)
+            _set_norms(reading.module, attempt.settings)
+            outputs = torch_match.arrays_of(reading.module(*module_inputs))
+            torch_match.check_outputs(layers, outputs)
     except torch_match.Mismatch as mismatch:
         raise UsageError(f"{function}(): {mismatch}.") from None
-    except Exception as error:  # whatever the user's module raises
-        raise UsageError(
-            f"{function}(): the module does not accept these inputs ({reason_of(error)}): pass "
-            "what it expects as module_inputs."
-        ) from error
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
-    own = copied.state_dict(keep_vars=True).items()
+    own = reading.module.state_dict(keep_vars=True).items()
     pieces = {name: attempt.pieces[id(tensor)] for name, tensor in own if id(tensor) in attempt.pieces}
     kept = [name for name, _ in module.named_parameters(remove_duplicate=False) if name not in pieces]
     if kept:
@@ -149,6 +143,19 @@ def hand_over(net, module, inputs: tuple, module_inputs, function: str) -> Hando
         )
     _set_norms(module, attempt.settings)
     return Handover(layers, pieces)
+
+
+def _run_once(torch_match, module, arguments, function: str):
+    """Run a copy of the module in inference; return what was seen, with the copy."""
+    try:
+        reading = torch_match.Reading(copy.deepcopy(module).eval())
+        reading.run(arguments)
+    except Exception as error:  # whatever the user's module raises
+        raise UsageError(
+            f"{function}(): the module does not accept these inputs ({reason_of(error)}): pass "
+            "what it expects as module_inputs."
+        ) from error
+    return reading
 
 
 def _set_norms(module, settings: Dict[str, Dict[str, float]]) -> None:

@@ -1,10 +1,11 @@
 """The state of a training for PyTorch: of the optimizer, and of the loss scale."""
 
-from typing import Any, Dict, Iterator, List, NamedTuple, Set, Tuple
+from typing import Any, Dict, List, NamedTuple, Set, Tuple
 
 import numpy as np
 
 from gluon_amp.base.messages import UsageError, first_few
+from gluon_amp.handover.network import Edge
 from gluon_amp.handover.torch_state import Handover, hand_over
 from gluon_amp.optimizer import masters
 from gluon_amp.policy import op_table
@@ -94,8 +95,8 @@ def torch_training_state(
     handed = hand_over(net, module, inputs, module_inputs, "torch_training_state")
     trained = _trained(trainer)
     names = _names(handed, module, optimizer, trained, function)
-    state = optimizer.state_dict()
-    entries = {}
+    states = _tensors(handed, trained)
+    state, entries = optimizer.state_dict(), {}
     for group, saved in zip(optimizer.param_groups, state["param_groups"]):
         rates = {}
         for tensor, key in zip(group["params"], saved["params"]):
@@ -105,7 +106,9 @@ def torch_training_state(
             of_net = _parameters(handed, name)
             rates.setdefault(tuple({trained.rates[one] for one in of_net}), []).append(name)
             if any(trained.states.get(one) for one in of_net):
-                entries[key] = _entry(trainer.optimizer, handed, name, tensor, trained)
+                arrays = [handed.array(name, one, tuple(tensor.shape)) for one in states]
+                rate, updates = trained.rates[of_net[0]][0], trained.updates[of_net[0]]
+                entries[key] = _entry(trainer.optimizer, arrays, rate, updates)
         if len(rates) > 1 or any(len(one) > 1 for one in rates):
             *_, others = sorted(rates.values(), key=len, reverse=True)
             raise UsageError(
@@ -229,37 +232,42 @@ def _operators(nodes: List[dict], i: int) -> Set[str]:
     return {nodes[i]["op"]}.union(*inputs)
 
 
-def _entry(optimizer, handed: Handover, name: str, tensor, trained: Trained) -> Dict[str, Any]:
+def _tensors(handed: Handover, trained: Trained) -> List[Dict[Edge, np.ndarray]]:
+    """Return each of the optimizer's states in place of the parameters, by edge."""
+    parameters = handed.layers.network.parameters
+    zeros = {name: np.zeros_like(array) for name, array in parameters.items()}
+    columns = range(max(map(len, trained.states.values()), default=0))
+    states = [{name: a[k] for name, a in trained.states.items() if a} for k in columns]
+    return [
+        handed.layers.tensors({**zeros, **{k: a for k, a in one.items() if k in zeros}})
+        for one in states
+    ]
+
+
+def _entry(optimizer, arrays: List[np.ndarray], rate: float, updates: int) -> Dict[str, Any]:
     """Return PyTorch's state of one parameter."""
     import torch
 
-    def arrays() -> Iterator[Any]:
-        parameters = handed.layers.network.parameters
-        for k in range(max(map(len, trained.states.values()))):
-            values = {
-                one: trained.states[one][k] if trained.states.get(one) else np.zeros_like(parameters[one])
-                for one in parameters
-            }
-            yield torch.from_numpy(handed.array(name, values, tuple(tensor.shape)))
-
-    own = _parameters(handed, name)
-    if type(optimizer).__name__ in ("SGD", "NAG"):
-        (momentum,) = arrays()
-        return {"momentum_buffer": -momentum / trained.rates[own[0]][0]}
-    mean, variance = arrays()
-    step = torch.tensor(float(max(trained.updates[one] for one in own)))
-    return {"step": step, "exp_avg": mean, "exp_avg_sq": variance}
+    tensors = [torch.from_numpy(array) for array in arrays]
+    if _is_sgd(optimizer):
+        return {"momentum_buffer": -tensors[0] / rate}
+    return {"step": torch.tensor(float(updates)), "exp_avg": tensors[0], "exp_avg_sq": tensors[1]}
 
 
 def _settings(optimizer, rate: float, decay: float, group: dict, trained: Trained) -> Dict[str, Any]:
     """Return the values of a group."""
     settings = {"lr": rate, "weight_decay": decay, **{k: OFF[k] for k in OFF if k in group}}
-    if type(optimizer).__name__ in ("SGD", "NAG"):
+    if _is_sgd(optimizer):
         nesterov = type(optimizer) is mx.optimizer.NAG or getattr(optimizer, "nesterov", False)
-        return {**settings, "momentum": optimizer.momentum, "nesterov": bool(nesterov and optimizer.momentum)}
+        nesterov = bool(nesterov and optimizer.momentum)
+        return {**settings, "momentum": optimizer.momentum, "nesterov": nesterov}
     betas = tuple(float(np.float32(beta)) for beta in (optimizer.beta1, optimizer.beta2))
     updates = max(trained.updates.values(), default=0) + 1
     return {**settings, "betas": betas, "eps": optimizer.epsilon / (1 - betas[1] ** updates) ** 0.5}
+
+
+def _is_sgd(optimizer) -> bool:
+    return type(optimizer).__name__ in ("SGD", "NAG")
 
 
 def _scaler(scale: LossScale) -> Dict[str, Any]:

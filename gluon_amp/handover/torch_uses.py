@@ -160,7 +160,7 @@ def _uses(network: Network, names, shapes) -> Iterator[Use]:
         if kind in EPSILONS:
             settings["eps"] = float(attrs.get("eps", EPSILONS[kind]))
         if kind == "batch_norm":
-            settings["momentum"] = 1 - float(attrs.get("momentum", MOMENTUM))
+            settings["momentum"] = round(1 - float(attrs.get("momentum", MOMENTUM)), 12)
         use = Use(i, kind_of(kind, shapes[inputs[1]]), inputs[0], sources, settings, (i, 0), None)
         flat = op == "FullyConnected" and attrs.get("flatten", "True") in ("True", "1")
         use = use._replace(flattened=_flattened(network, inputs[0], shapes, flat))
@@ -175,7 +175,7 @@ def _flattened(network: Network, edge: Edge, shapes, flat: bool) -> Optional[Tup
         return shape[1:]
     inputs = network.nodes[edge[0]]["inputs"]
     before = shapes[tuple(inputs[0][:2])] if len(inputs) == 1 else ()
-    whole = len(shape) == 2 and len(before) > 2 and before[0] == shape[0]
+    whole = len(before) > 2 and shape == (before[0], int(np.prod(before[1:])))
     return before[1:] if whole else None
 
 

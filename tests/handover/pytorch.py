@@ -40,7 +40,7 @@ def randomized(net, seed=0):
     random = np.random.RandomState(seed)
     for name, param in net.collect_params().items():
         shape = param.shape
-        if name.endswith(("gamma", "running_var")) and param.grad_req + name[-3:] != "nullmma":
+        if name.endswith(("gamma", "running_var")):
             param.set_data(mx.nd.array(random.uniform(0.5, 1.5, shape)))
         elif name.endswith(("beta", "running_mean", "bias")):
             param.set_data(mx.nd.array(random.uniform(-0.3, 0.3, shape)))
