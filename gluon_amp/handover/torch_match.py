@@ -358,7 +358,11 @@ class Attempt(Reading):
             if difference(moved, data) <= bound:
                 if order == tuple(sorted(order)):
                     return ()
-                return ("reshape", (-1, *shape)), ("transpose", (0, *order)), ("reshape", (-1, data.shape[1]))
+                return (
+                    ("reshape", (-1, *shape)),
+                    ("transpose", (0, *order)),
+                    ("reshape", (-1, data.shape[1])),
+                )
         return ()
 
     # ------------------------------------------------------------------ the end of the run

@@ -109,7 +109,10 @@ def hand_over(net, module, inputs: tuple, module_inputs, function: str) -> Hando
     for name, tensor in module.state_dict(keep_vars=True).items():
         if torch.nn.parameter.is_lazy(tensor):
             raise UsageError(f"{function}(): {name} has no shape yet: run the module once.")
-        if tensor.is_floating_point() and (tensor.dtype, tensor.device.type) != (torch.float32, "cpu"):
+        if tensor.is_floating_point() and (tensor.dtype, tensor.device.type) != (
+            torch.float32,
+            "cpu",
+        ):
             raise UsageError(
                 f"{function}() got a module whose {name} is {tensor.dtype} on {tensor.device}: "
                 "pass module.float().cpu()."
@@ -133,8 +136,12 @@ def hand_over(net, module, inputs: tuple, module_inputs, function: str) -> Hando
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
     own = reading.module.state_dict(keep_vars=True).items()
-    pieces = {name: attempt.pieces[id(tensor)] for name, tensor in own if id(tensor) in attempt.pieces}
-    kept = [name for name, _ in module.named_parameters(remove_duplicate=False) if name not in pieces]
+    pieces = {
+        name: attempt.pieces[id(tensor)] for name, tensor in own if id(tensor) in attempt.pieces
+    }
+    kept = [
+        name for name, _ in module.named_parameters(remove_duplicate=False) if name not in pieces
+    ]
     if kept:
         warnings.warn(
             f"{function}(): {first_few(kept)} took no part in this run, and keep the values of the "

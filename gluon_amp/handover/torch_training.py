@@ -127,7 +127,9 @@ def _check_optimizers(trainer, optimizer, function: str) -> None:
     name = type(own).__name__
     known = {"SGD": "SGD", "NAG": "SGD", "Adam": "Adam", "AdamW": "AdamW"}
     if name not in known:
-        why = NO_COUNTERPART.get(name, f"PyTorch's optimizers have no counterpart of {name}'s state")
+        why = NO_COUNTERPART.get(
+            name, f"PyTorch's optimizers have no counterpart of {name}'s state"
+        )
         raise UsageError(
             f"{function}: {why}: continue with a new optimizer, or train here with SGD, NAG, Adam "
             "or AdamW."
@@ -151,7 +153,9 @@ def _check_optimizers(trainer, optimizer, function: str) -> None:
             "update_on_kvstore=False."
         )
     if not trainer.learning_rate > 0:
-        raise UsageError(f"{function}: the learning rate is {trainer.learning_rate}: make it positive.")
+        raise UsageError(
+            f"{function}: the learning rate is {trainer.learning_rate}: make it positive."
+        )
 
 
 def _trained(trainer) -> Trained:
@@ -195,7 +199,9 @@ def _names(handed, module, optimizer, trained, function) -> Dict[int, str]:
                 "or leave it out of the optimizer."
             )
         found[id(tensor)] = name
-    left = set(trained.rates).difference(p for name in found.values() for p in _parameters(handed, name))
+    left = set(trained.rates).difference(
+        p for name in found.values() for p in _parameters(handed, name)
+    )
     left = sorted(left.intersection(handed.layers.network.parameters))
     if left:
         raise UsageError(
@@ -254,7 +260,9 @@ def _entry(optimizer, arrays: List[np.ndarray], rate: float, updates: int) -> Di
     return {"step": torch.tensor(float(updates)), "exp_avg": tensors[0], "exp_avg_sq": tensors[1]}
 
 
-def _settings(optimizer, rate: float, decay: float, group: dict, trained: Trained) -> Dict[str, Any]:
+def _settings(
+    optimizer, rate: float, decay: float, group: dict, trained: Trained
+) -> Dict[str, Any]:
     """Return the values of a group."""
     settings = {"lr": rate, "weight_decay": decay, **{k: OFF[k] for k in OFF if k in group}}
     if _is_sgd(optimizer):

@@ -129,7 +129,9 @@ def train(net, trainer, data, change=0.0, seed=0):
 
     def disturb(arrays):
         for array in arrays if change else ():
-            array *= mx.nd.array(1 + random.choice([-change, change], array.shape), dtype=array.dtype)
+            array *= mx.nd.array(
+                1 + random.choice([-change, change], array.shape), dtype=array.dtype
+            )
 
     for x, target in data:
         before = [weight.copy() for weight in weights]
@@ -200,7 +202,9 @@ def test_the_training_goes_on(name, dtype, optimizer):
     torch_optimizer, scaler = handed_over(net, trainer, module, OPTIMIZERS[optimizer][1], first)
     losses = go_on(module, torch_optimizer, scaler, data[STEPS:])
     far = np.abs(losses - reference)
-    print(f"{name} {dtype} {optimizer}: {far.max():.2g} of {bound.max():.2g} ({(far / bound).max():.2f})")
+    print(
+        f"{name} {dtype} {optimizer}: {far.max():.2g} of {bound.max():.2g} ({(far / bound).max():.2f})"
+    )
     assert (far <= bound).all()
     for _ in range(STEPS):
         trainer.loss_scale.update(finite=True)
