@@ -7,13 +7,11 @@ right. It gets the weights of a use in the network that has this input and these
 several fit, the first in the order of execution is tried, and then the others.
 """
 
-import inspect
 from itertools import permutations
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from gluon_amp.base.messages import first_few
@@ -31,7 +29,7 @@ FUNCTIONS = {
     **{f"conv_transpose{n}d": ("conv_transpose", "input weight bias") for n in (1, 2, 3)},
     **{m: (m, "input hx flat biases layers dropout train both") for m in _MODES},
     **{f"{m}_cell": ("cell", "input hx w_ih w_hh b_ih b_hh") for m in _MODES},
-    **{name: ("dense", "input columns") for name in ("matmul", "__matmul__", "mm")},
+    **dict.fromkeys(("matmul", "__matmul__", "mm"), ("dense", "input columns")),
     "addmm": ("dense", "bias input columns"),
     "linear": ("dense", "input weight bias"),
     "batch_norm": ("batch_norm", f"{_STATISTICS} training momentum eps"),
@@ -40,6 +38,11 @@ FUNCTIONS = {
     "group_norm": ("group_norm", "input num_groups weight bias eps"),
     "embedding": ("embedding", "input weight"),
     "prelu": ("prelu", "input weight"),
+    "multi_head_attention_forward": (
+        "attention",
+        "query key value embed_dim_to_check num_heads in_proj_weight in_proj_bias bias_k bias_v "
+        "add_zero_attn dropout_p out_proj_weight out_proj_bias",
+    ),
 }
 SLOTS = ("weight", "bias", "running_mean", "running_var")
 # The weights of one recurrent cell, by their number
@@ -52,16 +55,24 @@ CELLS = {
 
 
 class Target(NamedTuple):
-    """A tensor of the module, or some of its rows."""
+    """A tensor of the module, and a view of what a layer reads of it."""
 
     tensor: torch.Tensor
-    rows: slice = slice(None)
-    transposed: bool = False
+    view: torch.Tensor
 
     @property
     def shape(self) -> Tuple[int, ...]:
-        shape = tuple(self.tensor[self.rows].shape)
-        return shape[::-1] if self.transposed else shape
+        return tuple(self.view.shape)
+
+    @property
+    def key(self) -> tuple:
+        """What the views of the same elements have in common."""
+        return self.view.data_ptr(), self.view.numel()
+
+    def set(self, values: np.ndarray) -> None:
+        """Set the elements; a scalar sets them all."""
+        shape = self.shape if values.ndim else ()
+        self.view.copy_(torch.from_numpy(np.ascontiguousarray(values)).reshape(shape))
 
 
 class Need(NamedTuple):
@@ -71,25 +82,42 @@ class Need(NamedTuple):
     input: torch.Tensor
     targets: Dict[str, Target]
 
+    def rows(self, part: slice) -> "Need":
+        """Return what some rows of the result need."""
+        targets = {k: one._replace(view=one.view[part]) for k, one in self.targets.items()}
+        return self._replace(targets=targets)
+
 
 class Mismatch(Exception):  # noqa: N818
-    """This attempt failed; the message is one sentence for the user."""
+    """This run failed; the message is one sentence for the user."""
 
 
-class Reading(TorchFunctionMode):
-    """Runs a module, and sees each function that reads its parameters."""
+class Run(TorchFunctionMode):
+    """Runs a module, and sees each function that reads its parameters.
 
-    def __init__(self, module: torch.nn.Module) -> None:
+    With the layers of a network, each layer of the module gets the weights of one of them; `trail`
+    says which one where several fit.
+    """
+
+    def __init__(
+        self, module: torch.nn.Module, layers: Optional[Layers] = None, trail: Sequence[int] = ()
+    ) -> None:
         super().__init__()
-        self.module = module
+        self.module, self.layers, self.trail = module, layers, trail
         self.owners = {}  # path of the module and name, by the id of the tensor
         for path, child in module.named_modules():
             own = [*child.named_parameters(recurse=False), *child.named_buffers(recurse=False)]
             for name, tensor in own:
                 self.owners.setdefault(id(tensor), (path, name))
         self.in_layers, self.elsewhere = set(), {}
+        self.choices: List[Tuple[int, int]] = []  # which one, of how many
+        self.left = layers.uses if layers else []
+        self.placed = set()  # names of the network's parameters
+        self.loaded: Dict[tuple, Tuple[Target, Source]] = {}
+        self.settings: Dict[str, Dict[str, float]] = {}  # of norms, by the path of a module
+        self._sorted: Dict[Edge, np.ndarray] = {}
 
-    def run(self, arguments: Sequence[Any]) -> List[np.ndarray]:
+    def __call__(self, arguments: Sequence[Any]) -> List[np.ndarray]:
         """Return the arrays that the module returns."""
         with torch.no_grad(), self:
             return arrays_of(self.module(*arguments))
@@ -99,30 +127,30 @@ class Reading(TorchFunctionMode):
         read = (x for key, x in self.elsewhere.items() if key not in self.in_layers)
         return [tensor for tensor in read if isinstance(tensor, torch.nn.Parameter)]
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        if name == "multi_head_attention_forward":
-            return self.attend(func, inspect.signature(func).bind(*args, **kwargs).arguments)
-        kind, names = FUNCTIONS.get(name, ("", "")) if func is getattr(F, name, func) else ("", "")
-        arguments = {**dict(zip(names.split(), args)), **kwargs}
-        needs = list(self.needs(kind, arguments)) if kind else []
-        if needs:
-            return self.layer(
-                needs, lambda **new: func(**{**arguments, **new}) if new else func(*args, **kwargs)
-            )
-        if name != "__get__":  # of an attribute, such as the shape
-            found = (x for x in tensors_in([args, kwargs]) if self.knows(x))
-            self.elsewhere.update((id(tensor), tensor) for tensor in found)
-        return func(*args, **kwargs)
-
     def knows(self, tensor: Any) -> bool:
         """Return whether this is a parameter or a buffer of the module."""
         return id(tensor) in self.owners
 
-    def name(self, target: Target) -> str:
-        """Return the name of a tensor, as in `state_dict`."""
-        return ".".join(part for part in self.owners[id(target.tensor)] if part)
+    # ------------------------------------------------------------------ what a function reads
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        name = getattr(func, "__name__", "")
+        if name in FUNCTIONS and func is getattr(torch.nn.functional, name, func):
+            kind, names = FUNCTIONS[name]
+            arguments = {**dict(zip(names.split(), args)), **kwargs}
+            if kind == "attention":
+                return self.attend(func, arguments)
+            needs = list(self.needs(kind, arguments))
+            if needs:
+                return self.layer(
+                    needs,
+                    lambda **new: func(**{**arguments, **new}) if new else func(*args, **kwargs),
+                )
+        if name != "__get__":  # of an attribute, such as the shape
+            found = (x for x in tensors_in([args, kwargs]) if self.knows(x))
+            self.elsewhere.update((id(tensor), tensor) for tensor in found)
+        return func(*args, **kwargs)
 
     def needs(self, kind: str, arguments: Dict[str, Any]) -> Iterator[Need]:
         """Yield what a call needs: one layer, or the two products of a recurrent cell."""
@@ -140,88 +168,26 @@ class Reading(TorchFunctionMode):
             yield from self.need(kind, data, dict(zip(slots, arguments["flat"])))
         elif "columns" in arguments:
             slots = {"weight": arguments["columns"], "bias": arguments.get("bias")}
-            yield from self.need(kind, data, slots, transposed=True)
+            for need in self.need(kind, data, slots):
+                weight = need.targets["weight"]
+                need.targets["weight"] = weight._replace(view=weight.view.t())
+                yield need
         else:
             yield from self.need(kind, data, {slot: arguments.get(slot) for slot in SLOTS})
 
-    def need(self, kind: str, data, slots: Dict[str, Any], transposed: bool = False):
+    def need(self, kind: str, data: torch.Tensor, slots: Dict[str, Any]) -> Iterator[Need]:
         """Yield one layer if its weights are the module's own."""
-        known = {slot: tensor for slot, tensor in slots.items() if self.knows(tensor)}
-        if known and (slots.get("weight") is None or "weight" in known):
-            targets = {
-                slot: Target(tensor, transposed=transposed and slot == "weight")
-                for slot, tensor in known.items()
-            }
-            self.in_layers.update(map(id, known.values()))
+        targets = {slot: Target(x, x.detach()) for slot, x in slots.items() if self.knows(x)}
+        if targets and (slots.get("weight") is None or "weight" in targets):
+            self.in_layers.update(id(target.tensor) for target in targets.values())
             yield Need(kind_of(kind, next(iter(targets.values())).shape), data, targets)
 
-    def layer(self, needs: List[Need], call: Callable) -> Any:
-        """Return what a call of a layer returns."""
-        return call()
-
-    def attend(self, func, arguments: Dict[str, Any]):
-        """Run multi-head attention."""
-        self.in_layers.update(id(x) for x in arguments.values() if self.knows(x))
-        return func(**arguments)
-
-
-class Attempt(Reading):
-    """A run in which each layer gets the weights of a use in the network.
-
-    `trail` says which use it takes where several fit.
-    """
-
-    def __init__(self, module: torch.nn.Module, layers: Layers, trail: List[int]) -> None:
-        super().__init__(module)
-        self.layers, self.trail = layers, trail
-        self.choices: List[Tuple[int, int]] = []  # which one, of how many
-        self.left = layers.uses
-        self.placed = set()  # names of the network's parameters
-        self.pieces: Dict[int, List[Tuple[slice, Source]]] = {}  # by the id of a tensor
-        self.settings: Dict[str, Dict[str, float]] = {}  # of norms, by the path of a module
-        self._sorted: Dict[Edge, np.ndarray] = {}
-
-    def choose(self, options: list) -> Any:
-        """Return the option that the trail says, or the first one."""
-        k = len(self.choices)
-        self.choices.append((self.trail[k] if k < len(self.trail) else 0, len(options)))
-        return options[self.choices[-1][0]]
-
-    def load(self, target: Target, source: Source) -> None:
-        """Set a tensor, unless it was set before."""
-        if source.edge is not None:
-            self.placed.update(self.layers.names[source.edge])
-        pieces = self.pieces.setdefault(id(target.tensor), [])
-        if all(rows != target.rows for rows, _ in pieces):
-            source = source.then(("transpose", (1, 0))) if target.transposed else source
-            pieces.append((target.rows, source))
-            part = target.tensor[target.rows]
-            part.copy_(torch.from_numpy(placed(source.read(self.layers.values), part.shape)))
-
-    def load_bare(self, parameters: List[torch.nn.Parameter]) -> None:
-        """Set the parameters that no layer reads: by their shapes, in the order of their use."""
-        layers = self.layers
-        nodes = layers.network.nodes
-        variables = [edge for edge in layers.names if nodes[edge[0]]["op"] == "null"]
-        in_uses = {s.edge for use in layers.uses for s in use.sources.values()}
-        for tensor in parameters:
-            options = []
-            for edge in sorted(variables, key=lambda edge: edge in in_uses):
-                sizes, theirs = (_sizes(x.shape) for x in (layers.values[edge], tensor))
-                if not self.placed.intersection(layers.names[edge]) and sizes == theirs:
-                    options.append(Source(edge))
-                elif sizes == theirs[::-1] and sizes != theirs and layers.values[edge].ndim == 2:
-                    options.append(Source(edge, (("transpose", (1, 0)),)))
-            if not options:
-                raise Mismatch(
-                    f"{self.name(Target(tensor))} has the shape {tuple(tensor.shape)}, and no "
-                    "parameter of the net that is left has it"
-                )
-            self.load(Target(tensor), self.choose(options))
-
-    # ------------------------------------------------------------------ layers
+    # ------------------------------------------------------------------ calls
 
     def layer(self, needs: List[Need], call: Callable) -> Any:
+        """Run a function that is a layer, with the weights of the network."""
+        if self.layers is None:
+            return call()
         uses = [self.match(need) for need in needs]
         use, settings = uses[0], uses[0].settings if uses[0] else {}
         if settings:
@@ -239,30 +205,71 @@ class Attempt(Reading):
                 )
         return output
 
-    def attend(self, func, arguments: Dict[str, Any]):
-        """Match the products of attention; an identity instead of the last shows its input."""
+    def attend(self, func, arguments: Dict[str, Any]) -> Any:
+        """Run multi-head attention: three products of its inputs, and one of the result."""
         packed, biases = arguments["in_proj_weight"], arguments["in_proj_bias"]
         size = len(arguments["out_proj_weight"])
         parts = []
         for k, name in enumerate(("query", "key", "value")):
-            rows, own = slice(k * size, (k + 1) * size), arguments.get(f"{name[0]}_proj_weight")
-            targets = {"weight": Target(packed, rows) if own is None else Target(own)}
-            if biases is not None:
-                targets["bias"] = Target(biases, rows)
-            parts.append(Need("dense", arguments[name], targets))
+            rows = slice(k * size, (k + 1) * size)
+            own = arguments.get(f"{name[0]}_proj_weight")
+            weight = packed if own is None else own
+            for need in self.need("dense", arguments[name], {"weight": weight, "bias": biases}):
+                weight = need.targets["weight"] if own is not None else None
+                need = need.rows(rows)
+                parts.append(need)
+                if weight is not None:
+                    need.targets["weight"] = weight
+        slots = {"weight": arguments["out_proj_weight"], "bias": arguments["out_proj_bias"]}
+        (last,) = self.need("dense", arguments["query"], slots)
+        if self.layers is None:
+            return func(**arguments)
         if packed is not None and not self.options(parts[0])[0]:
             parts = self.need("dense", arguments["query"], {"weight": packed, "bias": biases})
         for part in parts:
             self.match(part)
+        # With an identity in the place of the last product, its input is returned.
         identity = {"out_proj_weight": torch.eye(size), "out_proj_bias": None}
         context, _ = func(**{**arguments, **identity})
-        slots = {"weight": arguments["out_proj_weight"], "bias": arguments["out_proj_bias"]}
-        needs = list(self.need("dense", context, slots))
-        return self.layer(needs, lambda: func(**arguments))
+        return self.layer([last._replace(input=context)], lambda: func(**arguments))
+
+    # ------------------------------------------------------------------ matching
+
+    def choose(self, options: list) -> Any:
+        """Return the option that the trail says, or the first one."""
+        k = len(self.choices)
+        self.choices.append((self.trail[k] if k < len(self.trail) else 0, len(options)))
+        return options[self.choices[-1][0]]
+
+    def load(self, target: Target, source: Source) -> None:
+        """Set a tensor, unless it was set before."""
+        self.placed.update(self.layers.names.get(source.edge, ()))
+        if target.key not in self.loaded:
+            self.loaded[target.key] = target, source
+            target.set(source.read(self.layers.values))
+
+    def load_bare(self, parameters: List[torch.nn.Parameter]) -> None:
+        """Set the parameters that no layer reads: by their shapes, in the order of their use."""
+        names, values = self.layers.names, self.layers.values
+        nodes = self.layers.network.nodes
+        variables = [edge for edge in names if nodes[edge[0]]["op"] == "null"]
+        in_uses = {s.edge for use in self.layers.uses for s in use.sources.values()}
+        variables.sort(key=lambda edge: edge in in_uses)
+        for tensor in parameters:
+            target, options = Target(tensor, tensor.detach()), []
+            for edge in variables:
+                sizes, theirs = _sizes(values[edge].shape), _sizes(target.shape)
+                if sizes == theirs and not self.placed.intersection(names[edge]):
+                    options.append(Source(edge))
+                elif sizes == theirs[::-1] and len(sizes) == values[edge].ndim == 2:
+                    options.append(Source(edge, (("transpose", (1, 0)),)))
+            if not options:
+                name = ".".join(filter(None, self.owners[id(tensor)]))
+                raise Mismatch(f"no parameter of the net has the shape of {name}, {target.shape}")
+            self.load(target, self.choose(options))
 
     def match(self, need: Need) -> Optional[Use]:
         """Load the weights of a use that fits; return it, or None if several were joined."""
-        self.in_layers.update(id(target.tensor) for target in need.targets.values())
         options, reasons = self.options(need)
         if not options:
             return self.match_rows(need, reasons)
@@ -274,41 +281,37 @@ class Attempt(Reading):
                 self.placed.update(self.layers.names[source.edge])
             else:
                 source = source or Source(None, value=_neutral(use.kind, slot))
-                if slot == "weight":
-                    source = source.then(*self.columns(use, need))
-                self.load(target, source)
+                self.load(
+                    target, source.then(*self.columns(use, need)) if slot == "weight" else source
+                )
         return use
 
     def match_rows(self, need: Need, reasons: list) -> None:
         """Match a dense layer with two or three of the network that have the same input."""
         rows = need.targets["weight"].shape[0] if need.kind == "dense" else 1
         for count in (3, 2):
-            size = rows // count
-            slices = [slice(k * size, (k + 1) * size) for k in range(count)]
-            parts = [
-                need._replace(
-                    targets={slot: one._replace(rows=part) for slot, one in need.targets.items()}
-                )
-                for part in slices
-            ]
-            if rows % count == 0 and len(self.options(parts[0])[0]) >= count:
-                for part in parts:
-                    self.match(part)
-                return
-        nearest = "; none of its layers is of this kind"
+            size, rest = divmod(rows, count)
+            if rest == 0:
+                parts = [need.rows(slice(k * size, (k + 1) * size)) for k in range(count)]
+                if len(self.options(parts[0])[0]) >= count:
+                    for part in parts:
+                        self.match(part)
+                    return
+        nearest = "none of its layers is of this kind"
         if reasons:
             *_, why, use = min(reasons, key=lambda reason: reason[:2])
-            nearest = f"; the nearest is {self.of_net(use)}, {why}"
-        raise Mismatch(f"no layer of the net fits {self.described(need)}{nearest}")
+            nearest = f"the nearest is {self.of_net(use)}, {why}"
+        raise Mismatch(f"no layer of the net fits {self.described(need)}; {nearest}")
 
     def options(self, need: Need) -> Tuple[List[Use], list]:
         """Return the uses that fit; of others rank, distance, reason and use."""
-        data, options, reasons = need.input.numpy(), [], []
+        options, reasons = [], []
         for use in self.left:
             if use.kind == need.kind:
                 reason = self.why_not(use, need)
                 if reason is None:
-                    far, bound = self.distance(use.input, data), self.layers.bounds[use.input]
+                    far = self.distance(use.input, need.input.numpy())
+                    bound = self.layers.bounds[use.input]
                     if far <= bound:
                         options.append(use)
                         continue
@@ -325,8 +328,7 @@ class Attempt(Reading):
             if value is not None and target is not None:
                 if stripped(value.shape) != stripped(target.shape):
                     return 2, 0, f"whose {slot} has the shape {value.shape}"
-                pieces = self.pieces.get(id(target.tensor), ())
-                if any(rows == target.rows and old.edge != source.edge for rows, old in pieces):
+                if self.loaded.get(target.key, (None, source))[1].edge != source.edge:
                     return 1, 0, f"whose {slot} is not the one that the module's layers share"
             elif neutral is None:
                 return 2, 0, f"which has {'a' if target is None else 'no'} {slot}"
@@ -335,7 +337,10 @@ class Attempt(Reading):
         return None
 
     def distance(self, edge: Edge, array: np.ndarray) -> float:
-        """Return the largest difference of an edge, in any layout; above its bound maybe less."""
+        """Return the largest difference of an edge, in any layout; above its bound maybe less.
+
+        The values are compared in their order. Some may be repeated, or stand beside more zeros.
+        """
         own, bound = self.layers.values[edge], self.layers.bounds[edge]
         if own.shape == array.shape and difference(own, array) <= bound:
             return difference(own, array)
@@ -344,36 +349,27 @@ class Attempt(Reading):
             return ends
         if edge not in self._sorted:
             self._sorted[edge] = np.sort(own, axis=None)
-        return _apart(self._sorted[edge], np.sort(array, axis=None))
+        few, many = sorted((self._sorted[edge], np.sort(array, axis=None)), key=len)
+        times, rest = divmod(many.size, few.size)
+        padded = np.sort(np.append(few, np.zeros(many.size - few.size, few.dtype)))
+        repeated = np.inf if rest else difference(np.repeat(few, times), many)
+        return min(repeated, difference(padded, many))
 
     def columns(self, use: Use, need: Need) -> tuple:
         """Return the layout of a weight whose input was flattened in another order here."""
-        data, own = need.input.numpy(), self.layers.values[use.input]
-        if use.flattened is None or data.ndim != 2 or data.size != own.size:
+        data, own, shape = need.input.numpy(), self.layers.values[use.input], use.flattened
+        if shape is None or data.ndim != 2 or data.size != own.size:
             return ()
-        shape, rows = use.flattened, len(data)
-        bound = self.layers.bounds[use.input]
         for order in permutations(range(1, len(shape) + 1)):
-            moved = own.reshape(rows, *shape).transpose(0, *order).reshape(rows, -1)
-            if difference(moved, data) <= bound:
-                if order == tuple(sorted(order)):
-                    return ()
+            moved = own.reshape(-1, *shape).transpose(0, *order).reshape(data.shape)
+            if difference(moved, data) <= self.layers.bounds[use.input]:
+                moves = ("reshape", (-1, *shape)), ("transpose", (0, *order))
                 return (
-                    ("reshape", (-1, *shape)),
-                    ("transpose", (0, *order)),
-                    ("reshape", (-1, data.shape[1])),
+                    () if [*order] == sorted(order) else (*moves, ("reshape", (-1, data.shape[1])))
                 )
         return ()
 
-    # ------------------------------------------------------------------ the end of the run
-
-    def check(self, outputs: List[np.ndarray]) -> None:
-        """Raise `Mismatch` unless all parameters have a place and the outputs are equal."""
-        network = self.layers.network
-        left = [name for name in network.parameters if name not in self.placed]
-        if left:
-            raise Mismatch(f"the module has no place for the net's {first_few(left)}")
-        check_outputs(self.layers, outputs)
+    # ------------------------------------------------------------------ words
 
     def described(self, need: Need) -> str:
         """Return a layer of the module in words."""
@@ -388,51 +384,51 @@ class Attempt(Reading):
         return f"the net's {network.path_of(use.node) or node['name']} ({node['op']})"
 
 
+def matched(layers: Layers, first: Run, arguments: Sequence[Any]) -> Run:
+    """Load a network's parameters into a module after its first run; return the run that did it.
+
+    Raise `Mismatch` if no choice of uses leads to the network's outputs.
+    """
+    trail, best = [], None
+    for _ in range(ATTEMPTS):
+        run = Run(first.module, layers, trail)
+        try:
+            with torch.no_grad():
+                run.load_bare(first.bare())
+            outputs = run(arguments)
+            left = [name for name in layers.network.parameters if name not in run.placed]
+            if left:
+                raise Mismatch(f"the module has no place for the net's {first_few(left)}")
+            check_outputs(layers, outputs)
+            return run
+        except Mismatch as mismatch:
+            if best is None or len(run.choices) > best[0]:
+                best = len(run.choices), mismatch
+        taken = run.choices
+        while taken and taken[-1][0] + 1 == taken[-1][1]:
+            taken.pop()
+        if not taken:
+            break
+        trail = [*(k for k, _ in taken[:-1]), taken[-1][0] + 1]
+    raise best[1]
+
+
 def check_outputs(layers: Layers, outputs: List[np.ndarray]) -> None:
     """Raise `Mismatch` unless these arrays are the network's outputs, axes moved or not."""
-    own = layers.network.outputs
     if not outputs:
         raise Mismatch("the module returns no tensor")
-    for k, (edge, array) in enumerate(zip(own, outputs)):
+    for k, (edge, array) in enumerate(zip(layers.network.outputs, outputs)):
         value, bound = layers.values[edge], layers.bounds[edge]
-        orders = [*permutations(range(array.ndim))] if array.ndim < 6 else [range(array.ndim)]
-        moved = [array.transpose(order) for order in orders]
-        moved = [one for one in moved if one.shape == value.shape]
+        orders = permutations(range(array.ndim)) if array.ndim < 6 else [range(array.ndim)]
+        moved = [one for one in map(array.transpose, orders) if one.shape == value.shape]
         if not moved and array.size == value.size:
             moved = [array.reshape(value.shape)]
-        far = min((difference(one, value) for one in moved), default=float("inf"))
+        far = min((difference(one, value) for one in moved), default=np.inf)
         if not far <= bound:
             raise Mismatch(
                 f"all layers fit, and output {k} differs by {far:.2g} where rounding explains "
                 f"{bound:.2g} (shapes {value.shape} and {array.shape})"
             )
-
-
-def matched(layers: Layers, reading: Reading, arguments: Sequence[Any]) -> Attempt:
-    """Load a network's parameters into a module that ran once; return how, or raise `Mismatch`."""
-    trail, best = [], None
-    for _ in range(ATTEMPTS):
-        attempt = Attempt(reading.module, layers, trail)
-        try:
-            with torch.no_grad():
-                attempt.load_bare(reading.bare())
-            attempt.check(attempt.run(arguments))
-            return attempt
-        except Mismatch as mismatch:
-            if best is None or len(attempt.choices) > best[0]:
-                best = len(attempt.choices), mismatch
-        taken = attempt.choices
-        while taken and taken[-1][0] + 1 == taken[-1][1]:
-            taken.pop()
-        if not taken:
-            break
-        trail = [k for k, _ in taken[:-1]] + [taken[-1][0] + 1]
-    raise best[1]
-
-
-def placed(values: np.ndarray, shape: Sequence[int]) -> np.ndarray:
-    """Return values as a tensor of the module holds them; a constant fills it."""
-    return np.array(np.broadcast_to(values, shape) if values.ndim == 0 else values.reshape(shape))
 
 
 def arrays_of(outputs: Any) -> List[np.ndarray]:
@@ -444,20 +440,9 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     """Yield the tensors in nested lists and dicts."""
     if isinstance(value, torch.Tensor):
         yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
+    elif isinstance(value, (list, tuple, dict)):
+        for item in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(item)
-    elif isinstance(value, dict):
-        yield from tensors_in(list(value.values()))
-
-
-def _apart(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference of sorted values, some repeated or beside more zeros."""
-    few, many = sorted((one, other), key=len)
-    padded = np.sort(np.concatenate([few, np.zeros(many.size - few.size, few.dtype)]))
-    times, rest = divmod(many.size, few.size)
-    repeated = float("inf") if rest else difference(np.repeat(few, times), many)
-    return min(repeated, difference(padded, many))
 
 
 def _neutral(kind: str, slot: str) -> Optional[float]:

@@ -1,8 +1,8 @@
-"""The parameters of a net as the state of a PyTorch module, matched and verified by running both."""
+"""A net's parameters as the state of a PyTorch module, matched and verified by running both."""
 
 import copy
 import warnings
-from typing import Any, Dict, List, NamedTuple, Tuple
+from typing import Any, Dict, List, NamedTuple
 
 import numpy as np
 
@@ -15,18 +15,18 @@ from gluon_amp.handover.torch_uses import Layers, Source, layers_of
 
 
 class Handover(NamedTuple):
-    """How a module's state follows from a net's parameters."""
+    """A copy of a module with a net's parameters, and where they came from."""
 
     layers: Layers
-    pieces: Dict[str, List[Tuple[slice, Source]]]  # rows of a tensor by its name in `state_dict`
+    module: Any
+    pieces: list  # a target and its source
+    sources: Dict[str, List[Source]]  # of a tensor, by its name in `state_dict`
 
-    def array(self, name: str, tensors: Dict[Edge, np.ndarray], shape: tuple) -> np.ndarray:
-        """Return a tensor of the module from the values of edges: see `Layers.tensors`."""
-        out = np.zeros(shape, np.float32)
-        for rows, source in self.pieces[name]:
-            values = source.read(tensors)
-            out[rows] = values if values.ndim == 0 else values.reshape(out[rows].shape)
-        return out
+    def state(self, tensors: Dict[Edge, np.ndarray]) -> Dict[str, np.ndarray]:
+        """Return the module's state with other values of the edges: see `Layers.tensors`."""
+        for target, source in self.pieces:
+            target.set(source.read(tensors))
+        return {name: tensor.numpy().copy() for name, tensor in self.module.state_dict().items()}
 
 
 def torch_state_dict(net, module, *inputs, module_inputs=None) -> Dict[str, np.ndarray]:
@@ -82,15 +82,11 @@ def torch_state_dict(net, module, *inputs, module_inputs=None) -> Dict[str, np.n
     ([[1.0, 1.0]], [0.0])
     """
     handed = hand_over(net, module, inputs, module_inputs, "torch_state_dict")
-    state = {}
-    for name, tensor in module.state_dict().items():
-        if name in handed.pieces:
-            state[name] = handed.array(name, handed.layers.values, tuple(tensor.shape))
-        elif name.endswith("num_batches_tracked"):
-            state[name] = np.zeros((), np.int64)
-        else:
-            state[name] = tensor.numpy().copy()
-    return state
+    state = handed.state(handed.layers.values)
+    return {
+        name: np.zeros_like(array) if name.endswith("num_batches_tracked") else array
+        for name, array in state.items()
+    }
 
 
 def hand_over(net, module, inputs: tuple, module_inputs, function: str) -> Handover:
@@ -126,43 +122,41 @@ def hand_over(net, module, inputs: tuple, module_inputs, function: str) -> Hando
     try:
         torch.backends.mha.set_fastpath_enabled(False)
         with torch.random.fork_rng(devices=[]), torch.no_grad():
-            reading = _run_once(torch_match, module, module_inputs, function)
-            attempt = torch_match.matched(layers, reading, module_inputs)
-            _set_norms(reading.module, attempt.settings)
-            outputs = torch_match.arrays_of(reading.module(*module_inputs))
-            torch_match.check_outputs(layers, outputs)
+            first = _run_once(torch_match, module, module_inputs, function)
+            run = torch_match.matched(layers, first, module_inputs)
+            copied = run.module
+            _set_norms(copied, run.settings)
+            torch_match.check_outputs(layers, torch_match.arrays_of(copied(*module_inputs)))
     except torch_match.Mismatch as mismatch:
         raise UsageError(f"{function}(): {mismatch}.") from None
     finally:
         torch.backends.mha.set_fastpath_enabled(fast_path)
-    own = reading.module.state_dict(keep_vars=True).items()
-    pieces = {
-        name: attempt.pieces[id(tensor)] for name, tensor in own if id(tensor) in attempt.pieces
+    sources = {
+        name: [source for target, source in run.loaded.values() if target.tensor is tensor]
+        for name, tensor in copied.state_dict(keep_vars=True).items()
     }
-    kept = [
-        name for name, _ in module.named_parameters(remove_duplicate=False) if name not in pieces
-    ]
+    kept = [name for name, _ in copied.named_parameters() if not sources[name]]
     if kept:
         warnings.warn(
             f"{function}(): {first_few(kept)} took no part in this run, and keep the values of the "
             "module.",
             stacklevel=3,  # the line that calls the public function
         )
-    _set_norms(module, attempt.settings)
-    return Handover(layers, pieces)
+    _set_norms(module, run.settings)
+    return Handover(layers, copied, [*run.loaded.values()], sources)
 
 
 def _run_once(torch_match, module, arguments, function: str):
-    """Run a copy of the module in inference; return what was seen, with the copy."""
+    """Run a copy of the module in inference."""
     try:
-        reading = torch_match.Reading(copy.deepcopy(module).eval())
-        reading.run(arguments)
+        run = torch_match.Run(copy.deepcopy(module).eval())
+        run(arguments)
     except Exception as error:  # whatever the user's module raises
         raise UsageError(
             f"{function}(): the module does not accept these inputs ({reason_of(error)}): pass "
             "what it expects as module_inputs."
         ) from error
-    return reading
+    return run
 
 
 def _set_norms(module, settings: Dict[str, Dict[str, float]]) -> None:

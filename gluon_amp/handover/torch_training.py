@@ -5,7 +5,6 @@ from typing import Any, Dict, List, NamedTuple, Set, Tuple
 import numpy as np
 
 from gluon_amp.base.messages import UsageError, first_few
-from gluon_amp.handover.network import Edge
 from gluon_amp.handover.torch_state import Handover, hand_over
 from gluon_amp.optimizer import masters
 from gluon_amp.policy import op_table
@@ -95,7 +94,7 @@ def torch_training_state(
     handed = hand_over(net, module, inputs, module_inputs, "torch_training_state")
     trained = _trained(trainer)
     names = _names(handed, module, optimizer, trained, function)
-    states = _tensors(handed, trained)
+    states = _states(handed, trained)
     state, entries = optimizer.state_dict(), {}
     for group, saved in zip(optimizer.param_groups, state["param_groups"]):
         rates = {}
@@ -106,7 +105,7 @@ def torch_training_state(
             of_net = _parameters(handed, name)
             rates.setdefault(tuple({trained.rates[one] for one in of_net}), []).append(name)
             if any(trained.states.get(one) for one in of_net):
-                arrays = [handed.array(name, one, tuple(tensor.shape)) for one in states]
+                arrays = [one[name] for one in states]
                 rate, updates = trained.rates[of_net[0]][0], trained.updates[of_net[0]]
                 entries[key] = _entry(trainer.optimizer, arrays, rate, updates)
         if len(rates) > 1 or any(len(one) > 1 for one in rates):
@@ -175,7 +174,7 @@ def _trained(trainer) -> Trained:
 
 def _parameters(handed: Handover, name: str) -> List[str]:
     """Return the net's parameters from which a tensor is made."""
-    edges = [source.edge for _, source in handed.pieces[name] if source.edge is not None]
+    edges = [source.edge for source in handed.sources[name] if source.edge is not None]
     return [one for edge in edges for one in handed.layers.names[edge]]
 
 
@@ -190,7 +189,7 @@ def _names(handed, module, optimizer, trained, function) -> Dict[int, str]:
                 f"{function} got an optimizer with a parameter of {tuple(tensor.shape)} that is "
                 "not the module's: build it with module.parameters()."
             )
-        if name not in handed.pieces or not tensor.requires_grad:
+        if not handed.sources[name] or not tensor.requires_grad:
             continue
         reason = _why_not_alike(handed, name, trained, edges)
         if reason:
@@ -214,7 +213,7 @@ def _names(handed, module, optimizer, trained, function) -> Dict[int, str]:
 def _why_not_alike(handed: Handover, name: str, trained: Trained, edges: Dict[Any, str]) -> str:
     """Return why a tensor has another gradient than the net's parameters, or an empty text."""
     nodes = handed.layers.network.nodes
-    for _, source in handed.pieces[name]:
+    for source in handed.sources[name]:
         if source.edge is None:
             return "the net has no such parameter"
         if source.value is not None:
@@ -238,16 +237,13 @@ def _operators(nodes: List[dict], i: int) -> Set[str]:
     return {nodes[i]["op"]}.union(*inputs)
 
 
-def _tensors(handed: Handover, trained: Trained) -> List[Dict[Edge, np.ndarray]]:
-    """Return each of the optimizer's states in place of the parameters, by edge."""
+def _states(handed: Handover, trained: Trained) -> List[Dict[str, np.ndarray]]:
+    """Return each of the optimizer's states as a state of the module."""
     parameters = handed.layers.network.parameters
     zeros = {name: np.zeros_like(array) for name, array in parameters.items()}
-    columns = range(max(map(len, trained.states.values()), default=0))
-    states = [{name: a[k] for name, a in trained.states.items() if a} for k in columns]
-    return [
-        handed.layers.tensors({**zeros, **{k: a for k, a in one.items() if k in zeros}})
-        for one in states
-    ]
+    count = max(map(len, trained.states.values()), default=0)
+    columns = [{name: a[k] for name, a in trained.states.items() if a} for k in range(count)]
+    return [handed.state(handed.layers.tensors({**zeros, **one})) for one in columns]
 
 
 def _entry(optimizer, arrays: List[np.ndarray], rate: float, updates: int) -> Dict[str, Any]:

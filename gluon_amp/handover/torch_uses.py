@@ -1,5 +1,6 @@
 """Where a net's graph uses its parameters: the layers for which those of PyTorch are matched."""
 
+import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -8,33 +9,25 @@ from gluon_amp import graph
 from gluon_amp.handover.network import Edge, Network, run
 from gluon_amp.handover.rounding import effect_of_rounding
 
-# The kind of each operator with parameters, and its inputs after the data, as PyTorch calls them
+_ALL = "weight bias running_mean running_var"
+# The kind of each operator with parameters, and its inputs after the data, as PyTorch calls them.
+# Those of `mx.np` have the same names but for a prefix, underscores and capitals.
 LAYERS = {
-    "BatchNorm": ("batch_norm", "weight bias running_mean running_var"),
-    "Convolution": ("conv", "weight bias"),
-    "Deconvolution": ("conv_transpose", "weight bias"),
-    "Embedding": ("embedding", "weight"),
-    "FullyConnected": ("dense", "weight bias"),
-    "GroupNorm": ("group_norm", "weight bias"),
-    "InstanceNorm": ("instance_norm", "weight bias"),
-    "LayerNorm": ("layer_norm", "weight bias"),
-    "LeakyReLU": ("prelu", "weight"),
-    "RNN": ("", ""),
-    "_contrib_SyncBatchNorm": ("batch_norm", "weight bias running_mean running_var"),
-    "_npi_matmul": ("dense", "weight"),
+    "batchnorm": ("batch_norm", _ALL),
+    "contribsyncbatchnorm": ("batch_norm", _ALL),
+    "convolution": ("conv", "weight bias"),
+    "deconvolution": ("conv_transpose", "weight bias"),
     "dot": ("dense", "weight"),
+    "embedding": ("embedding", "weight"),
+    "fullyconnected": ("dense", "weight bias"),
+    "groupnorm": ("group_norm", "weight bias"),
+    "instancenorm": ("instance_norm", "weight bias"),
+    "layernorm": ("layer_norm", "weight bias"),
+    "leakyrelu": ("prelu", "weight"),
+    "matmul": ("dense", "weight"),
+    "rnn": ("", ""),
 }
-NUMPY_LAYERS = {
-    "_np_dot": "dot",
-    "_npx_batch_norm": "BatchNorm",
-    "_npx_convolution": "Convolution",
-    "_npx_deconvolution": "Deconvolution",
-    "_npx_embedding": "Embedding",
-    "_npx_fully_connected": "FullyConnected",
-    "_npx_layer_norm": "LayerNorm",
-    "_npx_leaky_relu": "LeakyReLU",
-    "_npx_rnn": "RNN",
-}
+_PREFIX = re.compile("^(_np_|_npi_|_npx_)|_")
 # MXNet's epsilons and momentum where a graph does not name them
 EPSILONS = {"batch_norm": 1e-3, "instance_norm": 1e-3, "group_norm": 1e-5, "layer_norm": 1e-5}
 MOMENTUM = 0.9
@@ -138,18 +131,18 @@ def _tensors(network, names, parameters) -> Dict[Edge, np.ndarray]:
 
 def _uses(network: Network, names, shapes) -> Iterator[Use]:
     for i, node in enumerate(network.nodes):
-        op = NUMPY_LAYERS.get(node["op"], node["op"])
+        op = _PREFIX.sub("", node["op"]).lower()
         inputs = [tuple(entry[:2]) for entry in node["inputs"]]
         if op not in LAYERS or len(inputs) < 2 or inputs[1] not in names:
             continue
         kind, slots = LAYERS[op]
         attrs = node["attrs"]
-        if op == "RNN":
+        if op == "rnn":
             yield _recurrent(network, i, inputs)
             continue
         read = (edge for edge in inputs[1:] if edge in names)
         sources = {slot: Source(edge) for slot, edge in zip(slots.split(), read)}
-        if op in ("dot", "_npi_matmul") and attrs.get("transpose_b") not in ("True", "1"):
+        if op in ("dot", "matmul") and attrs.get("transpose_b") not in ("True", "1"):
             sources["weight"] = Source(inputs[1], (("transpose", (1, 0)),))
         if kind == "batch_norm" and attrs.get("fix_gamma", "True") in ("True", "1"):
             sources["weight"] = sources["weight"]._replace(value=1.0)
@@ -162,7 +155,7 @@ def _uses(network: Network, names, shapes) -> Iterator[Use]:
         if kind == "batch_norm":
             settings["momentum"] = round(1 - float(attrs.get("momentum", MOMENTUM)), 12)
         use = Use(i, kind_of(kind, shapes[inputs[1]]), inputs[0], sources, settings, (i, 0), None)
-        flat = op == "FullyConnected" and attrs.get("flatten", "True") in ("True", "1")
+        flat = op == "fullyconnected" and attrs.get("flatten", "True") in ("True", "1")
         use = use._replace(flattened=_flattened(network, inputs[0], shapes, flat))
         yield use
         yield from _parts(network, use, names)
