@@ -85,10 +85,9 @@ def of_horovod() -> Path:
 
 def of_handover() -> Path:
     """Return the Python with PyTorch, torchvision and what the tests of this checkout need."""
-    constraints = ["-c", str(ROOT / "constraints.txt")]
-    own = [*constraints, "-e", f"{ROOT}[cpu,gluoncv,test]"]
+    own = ["-c", str(ROOT / "constraints.txt"), "-e", f"{ROOT}[cpu,gluoncv,test]"]
+    theirs = ["-r", str(HANDOVER_REQUIREMENTS)]  # PyTorch needs a newer setuptools
     text = HANDOVER_REQUIREMENTS.read_text()
-    theirs = [*constraints, "-r", str(HANDOVER_REQUIREMENTS)]
     return prepare(HANDOVER, HANDOVER_PYTHON, text, [own, theirs])
 
 

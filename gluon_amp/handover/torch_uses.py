@@ -138,7 +138,7 @@ def _uses(network: Network, names, shapes) -> Iterator[Use]:
         kind, slots = LAYERS[op]
         attrs = node["attrs"]
         if op == "rnn":
-            yield _recurrent(network, i, inputs)
+            yield from _recurrent(network, i, inputs)
             continue
         read = (edge for edge in inputs[1:] if edge in names)
         sources = {slot: Source(edge) for slot, edge in zip(slots.split(), read)}
@@ -182,7 +182,7 @@ def _variables(network: Network, edge: Edge) -> List[Edge]:
 
 
 def _parts(network: Network, use: Use, names) -> Iterator[Use]:
-    """Yield the uses of several weights that are joined for one product, as query, key and value."""
+    """Yield the uses of several weights that are joined for one product, as in attention."""
     weights = _variables(network, use.sources["weight"].edge)
     biases = _variables(network, use.sources["bias"].edge) if "bias" in use.sources else []
     if use.kind == "dense" and len(weights) > 1:
@@ -193,15 +193,17 @@ def _parts(network: Network, use: Use, names) -> Iterator[Use]:
             yield use._replace(sources=sources, output=None)
 
 
-def _recurrent(network: Network, i: int, inputs: List[Edge]) -> Use:
-    """Return the use of a fused layer: MXNet has all weights first, and the gates as PyTorch."""
+def _recurrent(network: Network, i: int, inputs: List[Edge]) -> Iterator[Use]:
+    """Yield the use of a fused layer: MXNet has all weights first, and the gates as PyTorch."""
     attrs = network.nodes[i]["attrs"]
     edges = _variables(network, inputs[1])
     cells = int(attrs["num_layers"]) * (1 + (attrs.get("bidirectional") in ("True", "1")))
-    weights, biases = edges[: len(edges) - 2 * cells], edges[len(edges) - 2 * cells :]
+    if len(edges) < 4 * cells:  # a vector of all, as Module's cells have it
+        return
+    weights, biases = edges[: -2 * cells], edges[-2 * cells :]
     kinds = ["weight_ih", "weight_hh", "weight_hr"][: len(weights) // cells]
     sources = {}
     for slots, found in ((kinds, weights), (["bias_ih", "bias_hh"], biases)):
         for k, edge in enumerate(found):
             sources[f"{slots[k % len(slots)]}_{k // len(slots)}"] = Source(edge)
-    return Use(i, attrs["mode"], inputs[0], sources, {}, (i, 0), None)
+    yield Use(i, attrs["mode"], inputs[0], sources, {}, (i, 0), None)

@@ -24,10 +24,13 @@ BOUND = 1e-4  # of the largest output
 PAIRS = {
     "alexnet": "alexnet",
     "densenet121": "densenet121",
+    "googlenet": "googlenet",
     "inceptionv3": "inception_v3",
     "mobilenetv2_1.0": "mobilenet_v2",
+    "mobilenetv3_large": "mobilenet_v3_large",
     "resnet18_v1b": "resnet18",
     "resnet50_v1b": "resnet50",
+    "resnext50_32x4d": "resnext50_32x4d",
     "squeezenet1.0": "squeezenet1_0",
     "vgg11": "vgg11",
     "vgg16_bn": "vgg16_bn",
@@ -35,7 +38,7 @@ PAIRS = {
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:torch_state_dict.*AuxLogits")
+@pytest.mark.filterwarnings("ignore:torch_state_dict.*(AuxLogits|aux1)")
 @pytest.mark.parametrize("name", PAIRS)
 def test_networks_of_gluoncv_in_torchvision(name):
     net = gluoncv_zoo().get_model(name)
@@ -44,7 +47,7 @@ def test_networks_of_gluoncv_in_torchvision(name):
     data = mx.nd.random.normal(shape=(2, 3, size, size))
     net(data)
     randomized(net)
-    options = {"init_weights": False} if name == "inceptionv3" else {}
+    options = {"init_weights": False} if name in ("inceptionv3", "googlenet") else {}
     module = getattr(torchvision_zoo(), PAIRS[name])(weights=None, **options)
     loaded(net, module, data)
     far = relative_difference(net, module, data)
