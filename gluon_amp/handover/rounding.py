@@ -12,7 +12,7 @@ ROUNDINGS = 16  # by which inputs and parameters are changed, at least
 # The effect of adding n terms in another order, with high probability, is that of changing them by
 # LAMBDA * sqrt(n) roundings (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019).
 LAMBDA = 0.5
-ULPS = 4  # roundings of the largest value, for results that hardly depend on a float
+LEAST = 4  # roundings of the largest value, for results that hardly depend on a float
 TRIALS, MARGIN = 3, 4  # a few random changes are no worst case
 
 # Sums without weights, and the axes from which their results have one error in common
@@ -30,12 +30,12 @@ def effect_of_rounding(
 
     `values` are those of the edges. Another program adds in another order, which has the effect of
     slightly other parameters, inputs and sums. So the network runs again with each of these changed
-    at random by some roundings. A bound is four times the largest change of its edge. Inputs of whole
-    numbers, such as tokens, stay.
+    at random by some roundings. A bound is four times the largest change of an edge. Inputs that
+    are whole numbers, such as tokens, stay.
     """
     random = np.random.default_rng(0)
     noisy, moved, noise = _with_noise(network, edges)
-    bounds = [ULPS * UNIT * _largest(value) for value in values]
+    bounds = [LEAST * UNIT * _largest(value) for value in values]
     for _ in range(TRIALS):
         inputs = {name: _disturbed(array, random) for name, array in network.inputs.items()}
         parameters = {name: _disturbed(a, random) for name, a in network.parameters.items()}
