@@ -19,7 +19,7 @@ from gluon_amp.handover.network import Edge
 from gluon_amp.handover.rounding import difference
 from gluon_amp.handover.torch_uses import Layers, Source, Use, kind_of, stripped
 
-ATTEMPTS = 100  # runs of the module, where several uses fit
+ATTEMPTS = 50  # runs of the module without progress, where several uses fit
 
 _MODES = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _STATISTICS = "input running_mean running_var weight bias"
@@ -59,6 +59,11 @@ class Target(NamedTuple):
 
     tensor: torch.Tensor
     view: torch.Tensor
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, rows: slice = slice(None)) -> "Target":
+        """Return a tensor, or some of its rows, without a gradient."""
+        return cls(tensor, tensor.detach()[rows] if tensor.ndim else tensor.detach())
 
     @property
     def shape(self) -> Tuple[int, ...]:
@@ -177,7 +182,7 @@ class Run(TorchFunctionMode):
 
     def need(self, kind: str, data: torch.Tensor, slots: Dict[str, Any]) -> Iterator[Need]:
         """Yield one layer if its weights are the module's own."""
-        targets = {slot: Target(x, x.detach()) for slot, x in slots.items() if self.knows(x)}
+        targets = {slot: Target.of(x) for slot, x in slots.items() if self.knows(x)}
         if targets and (slots.get("weight") is None or "weight" in targets):
             self.in_layers.update(id(target.tensor) for target in targets.values())
             yield Need(kind_of(kind, next(iter(targets.values())).shape), data, targets)
@@ -207,23 +212,18 @@ class Run(TorchFunctionMode):
 
     def attend(self, func, arguments: Dict[str, Any]) -> Any:
         """Run multi-head attention: three products of its inputs, and one of the result."""
+        self.in_layers.update(id(x) for x in arguments.values() if self.knows(x))
+        if self.layers is None:
+            return func(**arguments)
         packed, biases = arguments["in_proj_weight"], arguments["in_proj_bias"]
-        size = len(arguments["out_proj_weight"])
-        parts = []
+        size, parts = len(arguments["out_proj_weight"]), []
         for k, name in enumerate(("query", "key", "value")):
             rows = slice(k * size, (k + 1) * size)
             own = arguments.get(f"{name[0]}_proj_weight")
-            weight = packed if own is None else own
-            for need in self.need("dense", arguments[name], {"weight": weight, "bias": biases}):
-                weight = need.targets["weight"] if own is not None else None
-                need = need.rows(rows)
-                parts.append(need)
-                if weight is not None:
-                    need.targets["weight"] = weight
-        slots = {"weight": arguments["out_proj_weight"], "bias": arguments["out_proj_bias"]}
-        (last,) = self.need("dense", arguments["query"], slots)
-        if self.layers is None:
-            return func(**arguments)
+            targets = {"weight": Target.of(packed, rows) if own is None else Target.of(own)}
+            if biases is not None:
+                targets["bias"] = Target.of(biases, rows)
+            parts.append(Need("dense", arguments[name], targets))
         if packed is not None and not self.options(parts[0])[0]:
             parts = self.need("dense", arguments["query"], {"weight": packed, "bias": biases})
         for part in parts:
@@ -231,7 +231,8 @@ class Run(TorchFunctionMode):
         # With an identity in the place of the last product, its input is returned.
         identity = {"out_proj_weight": torch.eye(size), "out_proj_bias": None}
         context, _ = func(**{**arguments, **identity})
-        return self.layer([last._replace(input=context)], lambda: func(**arguments))
+        slots = {"weight": arguments["out_proj_weight"], "bias": arguments["out_proj_bias"]}
+        return self.layer(list(self.need("dense", context, slots)), lambda: func(**arguments))
 
     # ------------------------------------------------------------------ matching
 
@@ -256,7 +257,7 @@ class Run(TorchFunctionMode):
         in_uses = {s.edge for use in self.layers.uses for s in use.sources.values()}
         variables.sort(key=lambda edge: edge in in_uses)
         for tensor in parameters:
-            target, options = Target(tensor, tensor.detach()), []
+            target, options = Target.of(tensor), []
             for edge in variables:
                 sizes, theirs = _sizes(values[edge].shape), _sizes(target.shape)
                 if sizes == theirs and not self.placed.intersection(names[edge]):
@@ -389,8 +390,8 @@ def matched(layers: Layers, first: Run, arguments: Sequence[Any]) -> Run:
 
     Raise `Mismatch` if no choice of uses leads to the network's outputs.
     """
-    trail, best = [], None
-    for _ in range(ATTEMPTS):
+    trail, best, failed = [], None, 0
+    while failed < ATTEMPTS:
         run = Run(first.module, layers, trail)
         try:
             with torch.no_grad():
@@ -402,8 +403,9 @@ def matched(layers: Layers, first: Run, arguments: Sequence[Any]) -> Run:
             check_outputs(layers, outputs)
             return run
         except Mismatch as mismatch:
+            failed += 1
             if best is None or len(run.choices) > best[0]:
-                best = len(run.choices), mismatch
+                best, failed = (len(run.choices), mismatch), 0
         taken = run.choices
         while taken and taken[-1][0] + 1 == taken[-1][1]:
             taken.pop()

@@ -300,6 +300,32 @@ def test_projections_that_run_in_another_order(order):
         np.testing.assert_array_equal(state[f"{name}.weight"], weight)
 
 
+def test_the_search_goes_on_while_it_makes_progress(monkeypatch):
+    """Each of 6 blocks needs up to 5 more runs, and a search that is stuck ends."""
+    from gluon_amp.handover import torch_match
+
+    monkeypatch.setattr(torch_match, "ATTEMPTS", 6)
+    data, names = normal(2, 5, 6), "qkvo"
+
+    def block():
+        parts = {name: dense(6) for name in names}
+        return Net(lambda F, s, x: x + s.o(attention(F, s.q(x), s.k(x), s.v(x))), **parts)
+
+    net = sequential(*(block() for _ in range(6)), data=data)
+
+    def forward(m, x):
+        v, q, k = m.v(x), m.q(x), m.k(x)
+        return x + m.o(torch_attention(q, k, v))
+
+    layers = [{name: T.Linear(6, 6) for name in names} for _ in range(6)]
+    module = T.Sequential(*(Module(forward, **one) for one in layers))
+    loaded(net, module, data)
+    assert relative_difference(net, module, data) < FAR
+    module.append(T.Tanh())
+    with pytest.raises(UsageError, match="output 0 differs"):
+        amp.torch_state_dict(net, module, data)
+
+
 def test_multi_head_attention_and_packed_projections():
     data, memory = normal(2, 5, 6), normal(2, 3, 6) * 0.5
 
