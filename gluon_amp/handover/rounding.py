@@ -1,62 +1,67 @@
-"""How far rounding explains a difference between two programs that compute the same network."""
+"""How far rounding moves a network's outputs: the bound for what may differ elsewhere.
 
-from typing import Dict, List, Sequence, Tuple
+Two runtimes add the same products in another order, so their results differ by roundings. How far
+these reach depends on the network. It is measured: all inputs, parameters and long sums are moved
+at random by a few roundings, and the outputs' largest change is the bound.
+"""
+
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from gluon_amp import graph
 from gluon_amp.handover.network import Edge, Network
 
-UNIT = 2.0**-24  # of float32: the largest relative error of a rounding
-ROUNDINGS = 16  # by which inputs and parameters are changed, at least
-# The effect of adding n terms in another order, with high probability, is that of changing them by
-# LAMBDA * sqrt(n) roundings (Higham and Mary, SIAM J. Sci. Comput. 41(5), 2019).
-LAMBDA = 0.5
-LEAST = 4  # roundings of the largest value, for results that hardly depend on a float
-TRIALS, MARGIN = 3, 4  # a few random changes are no worst case
+# By how much each value is moved, relative to itself: 16 roundings of float32, as sums have many,
+# and 4 of float16, whose products are summed in float32.
+MOVED = {"float32": 16 * 2.0**-24, "float16": 4 * 2.0**-11}
+DRAWS = 2
+# The least bound, as a share of the largest value. Kernels approximate functions: oneDNN's
+# log_softmax is off by 3.4e-6 (measured), onnxruntime's tanh by 3.2e-7.
+LEAST = {"float32": 2.0**-17, "float16": 2.0**-9}
 
-# Sums without weights, and the axes from which their results have one error in common
+# Sums that read no weight, and the axes from which results have one error in common. Some programs
+# add n terms one by one, with an error of about sqrt(n) roundings (Higham and Mary, SIAM J. Sci.
+# Comput. 41(5), 2019). MXNet's InstanceNorm of 512 × 512 pixels is off by 2.6e-4 (measured).
 SUMS = {"Pooling": None, "mean": None, "InstanceNorm": 2, "GroupNorm": 2, "LayerNorm": -1}
 SUMS.update({"_npx_pooling": None, "_npi_mean": None, "_npx_layer_norm": -1})
+SUM_MOVED = 2 * 2.0**-24  # for each sqrt(n)
 
-# The name of a variable, its shape, and the largest change
-Noise = Dict[str, Tuple[Tuple[int, ...], float]]
+Noise = Dict[str, Tuple[Tuple[int, ...], float]]  # shape and size of a variable
 
 
 def effect_of_rounding(
-    network: Network, edges: Sequence[Edge], values: Sequence[np.ndarray]
+    network: Network,
+    inputs: Dict[str, np.ndarray],
+    edges: Optional[Sequence[Edge]] = None,
+    dtype: str = "float32",
+    draws: int = DRAWS,
 ) -> List[float]:
-    """Return for each of some edges the largest difference that rounding explains.
-
-    `values` are those of the edges. Another program adds in another order, which has the effect of
-    slightly other parameters, inputs and sums. So the network runs again with each of these changed
-    at random by some roundings. A bound is four times the largest change of an edge. Inputs that
-    are whole numbers, such as tokens, stay.
-    """
-    random = np.random.default_rng(0)
-    noisy, moved, noise = _with_noise(network, edges)
-    bounds = [LEAST * UNIT * _largest(value) for value in values]
-    for _ in range(TRIALS):
-        inputs = {name: _disturbed(array, random) for name, array in network.inputs.items()}
-        parameters = {name: _disturbed(a, random) for name, a in network.parameters.items()}
-        inputs.update((k, size * _uniform(random, shape)) for k, (shape, size) in noise.items())
-        others = noisy._replace(parameters=parameters).run(inputs, moved)
-        bounds = [max(b, difference(*pair)) for b, *pair in zip(bounds, values, others)]
-    return [MARGIN * bound for bound in bounds]
+    """Return, for each edge or output, the largest difference that roundings explain."""
+    exact = network.run(inputs, edges)
+    bounds = [LEAST[dtype] * largest(value) for value in exact]
+    random = np.random.RandomState(0)
+    noise: Noise = {}
+    if dtype == "float32":
+        network, edges, noise = _with_noise(network, inputs, edges)
+    for _ in range(draws):
+        parameters = {n: _moved(v, dtype, random) for n, v in network.parameters.items()}
+        moved = {name: _moved(value, dtype, random) for name, value in inputs.items()}
+        for name, (shape, size) in noise.items():
+            moved[name] = random.uniform(-size, size, shape).astype(np.float32)
+        changed = network._replace(parameters=parameters).run(moved, edges)
+        bounds = [max(b, distance(x, y)) for b, x, y in zip(bounds, changed, exact)]
+    return bounds
 
 
-def difference(one: np.ndarray, other: np.ndarray) -> float:
-    """Return the largest difference of two arrays of one shape; equal infinities do not differ."""
-    with np.errstate(invalid="ignore"):
-        return _largest(np.where(one == other, 0.0, one.astype(np.float64) - other))
-
-
-def _with_noise(network: Network, edges: Sequence[Edge]) -> Tuple[Network, List[Edge], Noise]:
+def _with_noise(
+    network: Network, inputs: Dict[str, np.ndarray], edges: Optional[Sequence[Edge]]
+) -> Tuple[Network, Optional[List[Edge]], Noise]:
     """Return a network that adds a variable to each sum, its edges, and the variables' sizes."""
     out, noise = graph.Writer(), {}
     sums = [(i, 0) for i, node in enumerate(network.nodes) if node["op"] in SUMS]
-    results = dict(zip(sums, network.run(network.inputs, sums) if sums else ()))
-    shapes = network.shapes(network.inputs) if sums else {}
+    results = dict(zip(sums, network.run(inputs, sums) if sums else ()))
+    shapes = network.shapes(inputs) if sums else {}
     for i, node in enumerate(network.nodes):
         entry = out.copy(node, [out.remap(one) for one in node["inputs"]])
         out.numbers.append(entry[0])
@@ -66,27 +71,43 @@ def _with_noise(network: Network, edges: Sequence[Edge]) -> Tuple[Network, List[
             terms = np.prod(before) / result.size if axis is None else np.prod(before[axis:])
             shape = result.shape[:axis] + (1,) * (0 if axis is None else len(before[axis:]))
             name = f"rounding{i}"
-            noise[name] = shape, LAMBDA * terms**0.5 * UNIT * _largest(result)
+            noise[name] = shape, SUM_MOVED * terms**0.5 * largest(result)
             add = "_npi_add" if network.numpy else "broadcast_add"
             variable = out.emit("null", name)
             out.replaced[i, 0] = out.emit(add, f"rounded{i}", entry, variable)
-    moved = [tuple(out.remap([*edge, 0])[:2]) for edge in edges]
-    return network._replace(json=out.graph(network.json)), moved, noise
+    edges = edges and [tuple(out.remap([*edge, 0])[:2]) for edge in edges]
+    return network._replace(json=out.graph(network.json)), edges, noise
 
 
-def _largest(array: np.ndarray) -> float:
-    finite = np.isfinite(array).all()
-    return float(np.abs(array).max(initial=0)) if finite else float("inf")
+def _moved(value: np.ndarray, dtype: str, random: np.random.RandomState) -> np.ndarray:
+    if value.dtype.kind != "f" or (value == np.rint(value)).all():  # indices, lengths: exact
+        return value
+    factor = random.random_sample(value.shape).astype(np.float32)
+    factor *= 2 * MOVED[dtype]
+    factor += 1 - MOVED[dtype]
+    return (value * factor).astype(value.dtype)
 
 
-def _uniform(random: np.random.Generator, shape: Tuple[int, ...]) -> np.ndarray:
-    """Return numbers in [-1, 1), in float32."""
-    return random.random(shape, np.float32) * np.float32(2) - np.float32(1)
+def largest(value: np.ndarray) -> float:
+    """Return the largest magnitude among the finite values."""
+    finite = np.abs(value[np.isfinite(value)].astype(np.float64))
+    return float(finite.max()) if finite.size else 0.0
 
 
-def _disturbed(array: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    if array.dtype.kind != "f" or (array == np.rint(array)).all():
-        return array
-    terms = array[0].size if array.ndim > 1 else 1  # of the sum that reads a weight
-    roundings = max(ROUNDINGS, LAMBDA * terms**0.5)
-    return array + array * (_uniform(random, array.shape) * np.float32(roundings * UNIT))
+def distance(value: np.ndarray, reference: np.ndarray) -> float:
+    """Return the largest difference; infinite where only one of both is finite, or NaN."""
+    if value.shape != reference.shape:
+        return np.inf
+    differs = ~((value == reference) | (np.isnan(value) & np.isnan(reference)))
+    if not differs.any():
+        return 0.0
+    return _without_nan(np.abs(value[differs].astype(np.float64) - reference[differs]).max())
+
+
+def mean_distance(value: np.ndarray, reference: np.ndarray) -> float:
+    """Return the mean difference, of values of which none is NaN."""
+    return _without_nan(np.abs(value.astype(np.float64) - reference).mean()) if value.size else 0.0
+
+
+def _without_nan(number: float) -> float:
+    return float(np.inf if np.isnan(number) else number)

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from gluon_amp.base.messages import first_few
 from gluon_amp.handover.network import Edge
-from gluon_amp.handover.rounding import difference
+from gluon_amp.handover.rounding import distance
 from gluon_amp.handover.torch_uses import Layers, Source, Use, kind_of, stripped
 
 ATTEMPTS = 50  # runs of the module without progress, where several uses fit
@@ -200,7 +200,7 @@ class Run(TorchFunctionMode):
             self.settings[self.owners[id(tensor)][0]] = settings
         output = call(**({"eps": settings["eps"]} if settings else {}))
         if len(uses) == 1 and use is not None and use.output is not None:
-            far = self.distance(use.output, arrays_of(output)[0])
+            far = self.apart(use.output, arrays_of(output)[0])
             bound = self.layers.bounds[use.output]
             if not far <= bound:
                 raise Mismatch(
@@ -311,7 +311,7 @@ class Run(TorchFunctionMode):
             if use.kind == need.kind:
                 reason = self.why_not(use, need)
                 if reason is None:
-                    far = self.distance(use.input, need.input.numpy())
+                    far = self.apart(use.input, need.input.numpy())
                     bound = self.layers.bounds[use.input]
                     if far <= bound:
                         options.append(use)
@@ -337,15 +337,15 @@ class Run(TorchFunctionMode):
                 return 1, 0, f"whose {slot} is not {neutral:g}, which the module's has to be"
         return None
 
-    def distance(self, edge: Edge, array: np.ndarray) -> float:
+    def apart(self, edge: Edge, array: np.ndarray) -> float:
         """Return the largest difference of an edge, in any layout; above its bound maybe less.
 
         The values are compared in their order. Some may be repeated, or stand beside more zeros.
         """
         own, bound = self.layers.values[edge], self.layers.bounds[edge]
-        if own.shape == array.shape and difference(own, array) <= bound:
-            return difference(own, array)
-        ends = difference(*(np.array([x.min(initial=0), x.max(initial=0)]) for x in (own, array)))
+        if own.shape == array.shape and distance(own, array) <= bound:
+            return distance(own, array)
+        ends = distance(*(np.array([x.min(initial=0), x.max(initial=0)]) for x in (own, array)))
         if not ends <= bound:
             return ends
         if edge not in self._sorted:
@@ -353,8 +353,8 @@ class Run(TorchFunctionMode):
         few, many = sorted((self._sorted[edge], np.sort(array, axis=None)), key=len)
         times, rest = divmod(many.size, few.size)
         padded = np.sort(np.append(few, np.zeros(many.size - few.size, few.dtype)))
-        repeated = np.inf if rest else difference(np.repeat(few, times), many)
-        return min(repeated, difference(padded, many))
+        repeated = np.inf if rest else distance(np.repeat(few, times), many)
+        return min(repeated, distance(padded, many))
 
     def columns(self, use: Use, need: Need) -> tuple:
         """Return the layout of a weight whose input was flattened in another order here."""
@@ -363,7 +363,7 @@ class Run(TorchFunctionMode):
             return ()
         for order in permutations(range(1, len(shape) + 1)):
             moved = own.reshape(-1, *shape).transpose(0, *order).reshape(data.shape)
-            if difference(moved, data) <= self.layers.bounds[use.input]:
+            if distance(moved, data) <= self.layers.bounds[use.input]:
                 moves = ("reshape", (-1, *shape)), ("transpose", (0, *order))
                 return (
                     () if [*order] == sorted(order) else (*moves, ("reshape", (-1, data.shape[1])))
@@ -425,7 +425,7 @@ def check_outputs(layers: Layers, outputs: List[np.ndarray]) -> None:
         moved = [one for one in map(array.transpose, orders) if one.shape == value.shape]
         if not moved and array.size == value.size:
             moved = [array.reshape(value.shape)]
-        far = min((difference(one, value) for one in moved), default=np.inf)
+        far = min((distance(one, value) for one in moved), default=np.inf)
         if not far <= bound:
             raise Mismatch(
                 f"all layers fit, and output {k} differs by {far:.2g} where rounding explains "

@@ -103,7 +103,7 @@ def layers_of(network: Network) -> Layers:
     data = {edge for use in uses for edge in (use.input, use.output) if edge is not None}
     data = sorted({*data, *network.outputs})
     values = network.run(network.inputs, data)
-    bounds = dict(zip(data, effect_of_rounding(network, data, values)))
+    bounds = dict(zip(data, effect_of_rounding(network, network.inputs, data)))
     values = {**dict(zip(data, values)), **_tensors(network, names, network.parameters)}
     return Layers(network, uses, names, values, bounds)
 
