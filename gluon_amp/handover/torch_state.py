@@ -12,6 +12,7 @@ from gluon_amp.base.messages import UsageError, first_few, reason_of
 from gluon_amp.casting.arguments import arrays_in, map_arrays
 from gluon_amp.handover.network import Edge, network_of
 from gluon_amp.handover.torch_uses import Layers, Source, layers_of
+from gluon_amp.policy import op_table
 
 
 class Handover(NamedTuple):
@@ -169,9 +170,9 @@ def _tensors(layers: Layers, inputs: tuple) -> Any:
     """Return the net's inputs as tensors: whole numbers and those of an embedding as int64."""
     import torch
 
-    network = layers.network
+    network, through = layers.network, (*op_table.MOVES, *graph.CASTS)
     read = {
-        network.nodes[graph.source_of(network.nodes, use.input[0], None)]["name"]
+        network.nodes[graph.source_of(network.nodes, use.input[0], through)]["name"]
         for use in layers.uses
         if use.kind == "embedding"
     }

@@ -377,23 +377,46 @@ def test_multi_head_attention_and_packed_projections():
 # ---------------------------------------------------------------------------- parameters apart
 
 
-def test_parameters_of_no_layer():
-    """A class token, and positions of another shape than the layers' weights."""
+def test_parameters_of_no_layer(monkeypatch):
+    """A class token and positions, which come before weights of layers with the same shapes."""
+    from gluon_amp.handover import torch_match
+
+    monkeypatch.setattr(torch_match, "ATTEMPTS", 1)
 
     def forward(F, s, x, token, positions):
+        x = s.first(x)
         x = F.concat(F.broadcast_like(token, F.slice_axis(x, axis=1, begin=0, end=1)), x, dim=1)
         return s.out(F.broadcast_add(x, positions))
 
-    data = normal(2, 4, 6)
-    net = ready(Net(forward, token=(1, 1, 6), positions=(1, 5, 6), out=dense(3)), data)
+    data = normal(2, 4, 5)
+    net = Net(forward, token=(1, 1, 6), positions=(1, 5, 6), first=dense(6), out=dense(3))
+    ready(net, data)
 
     def theirs(m, x):
-        return m.out(torch.cat([m.token.expand(2, 1, 6), x], 1) + m.positions)
+        return m.out(torch.cat([m.token.expand(2, 1, 6), m.first(x)], 1) + m.positions)
 
     module = Module(
         theirs,
         positions=T.Parameter(torch.zeros(5, 6)),
         token=T.Parameter(torch.zeros(6)),
+        first=T.Linear(5, 6),
+        out=T.Linear(6, 3),
+    )
+    loaded(net, module, data)
+    assert relative_difference(net, module, data) < FAR
+
+
+def test_positions_that_are_looked_up_once_for_each_example():
+    data = normal(3, 5, 6)
+
+    def forward(F, s, x):
+        steps = F.contrib.arange_like(x, axis=1)
+        return s.out(F.broadcast_add(x, F.expand_dims(s.positions(steps), axis=0)))
+
+    net = ready(Net(forward, positions=nn.Embedding(9, 6), out=dense(3)), data)
+    module = Module(
+        lambda m, x: m.out(x + m.positions(torch.arange(5).expand(3, 5))),
+        positions=T.Embedding(9, 6),
         out=T.Linear(6, 3),
     )
     loaded(net, module, data)
