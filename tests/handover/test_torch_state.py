@@ -122,23 +122,19 @@ def test_layers_of_every_kind_with_their_conventions():
     assert relative_difference(net, module, data) < FAR
 
 
-@pytest.mark.parametrize("norm, other", [
-    (nn.GroupNorm, lambda: T.GroupNorm(1, 16)),
-    (nn.InstanceNorm, lambda: T.InstanceNorm2d(16, affine=True)),
-])  # fmt: skip
-def test_long_sums_round_more(norm, other):
-    """A norm and a mean over 16,384 elements: no weight is read by these sums."""
-    data = normal(2, 3, 128, 128) + 1
+def test_long_sums_round_more():
+    """MXNet's mean over 512 × 512 pixels is off by 2.6e-4, and no weight is read by it."""
+    data = normal(1, 3, 512, 512) + 1
     net = sequential(
-        nn.Conv2D(16, 3, padding=1), norm(), nn.Activation("relu"), nn.Conv2D(16, 3, padding=1),
-        norm(), nn.Activation("relu"), nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(8), data=data,
+        nn.Conv2D(4, 3), nn.InstanceNorm(), nn.Activation("relu"), nn.GlobalAvgPool2D(),
+        nn.Dense(8), data=data,
     )  # fmt: skip
     module = T.Sequential(
-        T.Conv2d(3, 16, 3, padding=1), other(), T.ReLU(), T.Conv2d(16, 16, 3, padding=1),
-        other(), T.ReLU(), T.AdaptiveAvgPool2d(1), T.Flatten(), T.Linear(16, 8),
+        T.Conv2d(3, 4, 3), T.InstanceNorm2d(4, affine=True), T.ReLU(), T.AdaptiveAvgPool2d(1),
+        T.Flatten(), T.Linear(4, 8),
     )  # fmt: skip
     loaded(net, module, data)
-    assert relative_difference(net, module, data) < FAR
+    assert relative_difference(net, module, data) < 1e-3
 
 
 def test_masters_are_handed_over():
