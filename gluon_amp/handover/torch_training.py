@@ -13,11 +13,8 @@ from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale, NoLossScal
 import mxnet as mx
 from mxnet import gluon
 
-NO_COUNTERPART = {
-    "LAMB": "PyTorch has no LAMB",
-    "LARS": "PyTorch has no LARS",
-    "LBSGD": "PyTorch has no LBSGD, whose warm-up depends on the updates so far",
-}
+# PyTorch's optimizer for each of ours
+COUNTERPARTS = {"SGD": "SGD", "NAG": "SGD", "Adam": "Adam", "AdamW": "AdamW"}
 GROWTH_INTERVAL = 2000  # GradScaler's own, for a scale that does not grow
 # What a step of the trainer does and one of PyTorch does not, off in a group
 OFF = {"maximize": False, "amsgrad": False, "dampening": 0}
@@ -122,39 +119,32 @@ def torch_training_state(
 
 def _check_optimizers(trainer, optimizer, function: str) -> None:
     """Raise unless the optimizers make the same update."""
-    own = trainer.optimizer
-    name = type(own).__name__
-    known = {"SGD": "SGD", "NAG": "SGD", "Adam": "Adam", "AdamW": "AdamW"}
-    if name not in known:
-        why = NO_COUNTERPART.get(
-            name, f"PyTorch's optimizers have no counterpart of {name}'s state"
-        )
-        raise UsageError(
-            f"{function}: {why}: continue with a new optimizer, or train here with SGD, NAG, Adam "
-            "or AdamW."
-        )
-    if f"{type(optimizer).__module__}.{type(optimizer).__name__}" != (
-        f"torch.optim.{known[name].lower()}.{known[name]}"
+    own, rate = trainer.optimizer, trainer.learning_rate
+    name, theirs = type(own).__name__, type(optimizer).__name__
+    kind = COUNTERPARTS.get(name)
+    for wrong, why in (
+        (
+            kind is None,
+            f"PyTorch has no {name} that makes its update from its state: start a new optimizer "
+            "there, or train here with SGD, NAG, Adam or AdamW",
+        ),
+        (
+            kind != theirs or not type(optimizer).__module__.startswith("torch.optim."),
+            f"{theirs} does not continue {name}: create a torch.optim.{kind}",
+        ),
+        (
+            own.clip_gradient,
+            f"torch.optim.{kind} has no clip_gradient: call torch.nn.utils.clip_grad_value_ there, "
+            "and set trainer.optimizer.clip_gradient to None before this call",
+        ),
+        (
+            trainer._update_on_kvstore,
+            "the kvstore has the trainer's states: build it with update_on_kvstore=False",
+        ),
+        (not rate > 0, f"the learning rate is {rate:g}: make it positive"),
     ):
-        raise UsageError(
-            f"{function} got a torch optimizer {type(optimizer).__name__} for {name}: create a "
-            f"torch.optim.{known[name]}."
-        )
-    if own.clip_gradient:
-        raise UsageError(
-            f"{function}: torch.optim.{known[name]} has no clip_gradient: call "
-            "torch.nn.utils.clip_grad_value_ in PyTorch, and set trainer.optimizer.clip_gradient "
-            "to None before this call."
-        )
-    if trainer._update_on_kvstore:
-        raise UsageError(
-            f"{function}: the kvstore has this trainer's states: build it with "
-            "update_on_kvstore=False."
-        )
-    if not trainer.learning_rate > 0:
-        raise UsageError(
-            f"{function}: the learning rate is {trainer.learning_rate}: make it positive."
-        )
+        if wrong:
+            raise UsageError(f"{function}: {why}.")
 
 
 def _trained(trainer) -> Trained:
@@ -252,7 +242,7 @@ def _entry(optimizer, arrays: List[np.ndarray], rate: float, updates: int) -> Di
 
     tensors = [torch.from_numpy(array) for array in arrays]
     if _is_sgd(optimizer):
-        return {"momentum_buffer": -tensors[0] / rate}
+        return {"momentum_buffer": -tensors[0] / rate if rate else 0 * tensors[0]}
     return {"step": torch.tensor(float(updates)), "exp_avg": tensors[0], "exp_avg_sq": tensors[1]}
 
 
