@@ -1,6 +1,7 @@
 """A net's parameters as the state of a PyTorch module, matched and verified by running both."""
 
 import copy
+import importlib
 import warnings
 from typing import Any, Dict, List, NamedTuple
 
@@ -92,10 +93,7 @@ def torch_state_dict(net, module, *inputs, module_inputs=None) -> Dict[str, np.n
 
 def hand_over(net, module, inputs: tuple, module_inputs, function: str) -> Handover:
     """Match a net and a module; set the norms of the module. Raise as `torch_state_dict` does."""
-    try:
-        import torch
-    except ImportError:
-        raise UsageError(f"{function}() needs PyTorch: run `pip install torch`.") from None
+    torch = pytorch(function)
     from gluon_amp.handover import torch_match
 
     if not isinstance(module, torch.nn.Module):
@@ -106,17 +104,15 @@ def hand_over(net, module, inputs: tuple, module_inputs, function: str) -> Hando
     for name, tensor in module.state_dict(keep_vars=True).items():
         if torch.nn.parameter.is_lazy(tensor):
             raise UsageError(f"{function}(): {name} has no shape yet: run the module once.")
-        if tensor.is_floating_point() and (tensor.dtype, tensor.device.type) != (
-            torch.float32,
-            "cpu",
-        ):
+        usable = tensor.dtype == torch.float32 and tensor.device.type == "cpu"
+        if tensor.is_floating_point() and not usable:
             raise UsageError(
                 f"{function}() got a module whose {name} is {tensor.dtype} on {tensor.device}: "
                 "pass module.float().cpu()."
             )
     layers = layers_of(network_of(net, inputs, function))
     if module_inputs is None:
-        module_inputs = _tensors(layers, inputs)
+        module_inputs = _tensors(torch, layers, inputs)
     elif not isinstance(module_inputs, (tuple, list)):
         raise TypeError(f"{function}() expects a tuple of the module's arguments as module_inputs.")
     fast_path = torch.backends.mha.get_fastpath_enabled()
@@ -147,6 +143,14 @@ def hand_over(net, module, inputs: tuple, module_inputs, function: str) -> Hando
     return Handover(layers, copied, [*run.loaded.values()], sources)
 
 
+def pytorch(function: str):
+    """Return the module torch, or raise `UsageError`."""
+    try:
+        return importlib.import_module("torch")
+    except ImportError:
+        raise UsageError(f"{function}() needs PyTorch: run `pip install torch`.") from None
+
+
 def _run_once(torch_match, module, arguments, function: str):
     """Run a copy of the module in inference."""
     try:
@@ -166,10 +170,8 @@ def _set_norms(module, settings: Dict[str, Dict[str, float]]) -> None:
             setattr(module.get_submodule(path), name, value)
 
 
-def _tensors(layers: Layers, inputs: tuple) -> Any:
+def _tensors(torch, layers: Layers, inputs: tuple) -> tuple:
     """Return the net's inputs as tensors: whole numbers and those of an embedding as int64."""
-    import torch
-
     network, through = layers.network, (*op_table.MOVES, *graph.CASTS)
     read = {
         network.nodes[graph.source_of(network.nodes, use.input[0], through)]["name"]

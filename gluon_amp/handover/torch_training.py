@@ -5,7 +5,7 @@ from typing import Any, Dict, List, NamedTuple, Set, Tuple
 import numpy as np
 
 from gluon_amp.base.messages import UsageError, first_few
-from gluon_amp.handover.torch_state import Handover, hand_over
+from gluon_amp.handover.torch_state import Handover, hand_over, pytorch
 from gluon_amp.optimizer import masters
 from gluon_amp.policy import op_table
 from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale, NoLossScale
@@ -79,8 +79,7 @@ def torch_training_state(
     >>> state['optimizer']['param_groups'][0]['lr'], state['scaler']['scale']
     (0.5, 128.0)
     """
-    import torch  # `hand_over` says what is wrong without it
-
+    torch = pytorch("torch_training_state")
     function = "torch_training_state()"
     if not isinstance(trainer, gluon.Trainer) or not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(

@@ -1,5 +1,6 @@
 """A net's parameters as the state of a PyTorch module: small nets, each with a trap."""
 
+import sys
 import warnings
 
 import numpy as np
@@ -613,9 +614,10 @@ def test_bad_input():
 
 
 def test_without_pytorch(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "torch", None)
-    with pytest.raises(UsageError, match="needs PyTorch: run `pip install torch`"):
-        amp.torch_state_dict(nn.Dense(1), None, normal(1, 1))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    for function in (amp.torch_state_dict, amp.torch_training_state):
+        with pytest.raises(UsageError, match="needs PyTorch: run `pip install torch`"):
+            function(nn.Dense(1), None, normal(1, 1), None)
 
 
 def test_no_warning_without_a_reason():

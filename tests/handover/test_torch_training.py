@@ -19,8 +19,8 @@ SEEDS = 4  # runs that measure the tolerance
 ROUNDINGS = 4
 DISTURBED = {"float32": ROUNDINGS * 2.0**-24, "float16": ROUNDINGS * 2.0**-11}
 
-# Epsilon is small, as frameworks add it at different places: with 1e-8 the losses of the LSTM differ
-# by up to 3e-8, and without the factor of the bias correction by 1.4e-7.
+# Epsilon is small, as frameworks add it at different places: with 1e-8 the losses of the LSTM
+# differ by up to 3e-8, and without the factor of the bias correction by 1.4e-7.
 OPTIMIZERS = {
     "sgd": ({"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3}, torch.optim.SGD),
     "nag": ({"learning_rate": 0.05, "momentum": 0.9, "wd": 1e-3}, torch.optim.SGD),
