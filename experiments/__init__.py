@@ -12,6 +12,7 @@ NAME                 make target        what it does
 `clients`            `make clients`     trains clients of MXNet, such as GluonCV, with every policy
 `cuda_kernels`                          runs the CUDA build without a GPU, to see what it launches
 `floor_of_chance`    `make floor`       compares float32 with itself disturbed, and with each dtype
+`handover`           `make handover`    installs PyTorch, hands networks over to it, and compares
 `horovod`            `make horovod`     builds Horovod, trains with two workers, kills one, resumes
 `input_benchmark`    `make input`       times image decoding against MXNet's `ImageRecordIter`
 `matrix`             `make matrix`      trains and tests on every supported Python and numpy

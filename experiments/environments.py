@@ -12,7 +12,10 @@ from experiments.matrix import find_python
 from gluon_amp.base.messages import UsageError
 
 STAMP = ".installed"  # what an environment was made from
-CLIENTS, HOROVOD = ROOT / ".clients", ROOT / ".horovod"
+CLIENTS, HOROVOD, HANDOVER = (ROOT / name for name in (".clients", ".horovod", ".handover"))
+
+HANDOVER_REQUIREMENTS = ROOT / "experiments" / "handover" / "requirements.txt"
+HANDOVER_PYTHON = "3.11"  # torch 2.13 is for Python 3.10 and later
 
 HOROVOD_REQUIREMENTS = ROOT / "experiments" / "horovod" / "requirements.txt"
 HOROVOD_PYTHON = "3.11"  # the only one with which it was built
@@ -78,6 +81,14 @@ def of_horovod() -> Path:
     constraints = ["-c", str(ROOT / "constraints.txt")]
     installs = [[*constraints, *first], [*NOT_ISOLATED, *horovod], [*constraints, *last]]
     return prepare(HOROVOD, HOROVOD_PYTHON, HOROVOD_REQUIREMENTS.read_text(), installs, BUILD)
+
+
+def of_handover() -> Path:
+    """Return the Python with PyTorch, torchvision and what the tests of this checkout need."""
+    own = ["-c", str(ROOT / "constraints.txt"), "-e", f"{ROOT}[cpu,gluoncv,test]"]
+    theirs = ["-r", str(HANDOVER_REQUIREMENTS)]  # PyTorch needs a newer setuptools
+    text = HANDOVER_REQUIREMENTS.read_text()
+    return prepare(HANDOVER, HANDOVER_PYTHON, text, [own, theirs])
 
 
 def horovod_versions() -> Dict[str, str]:

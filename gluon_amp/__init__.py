@@ -13,7 +13,8 @@
 - To cast: `cast`, `Policy`, `policy_of`, `describe`.
 - To train: `Trainer`, `StepReport`, `DynamicLossScale` and its relatives, `optimizer`,
   `EMA` for averaged weights, `input_gradient` for gradient penalties.
-- To save: `save_checkpoint`, `load_checkpoint`. To leave MXNet: `export_onnx`.
+- To save: `save_checkpoint`, `load_checkpoint`.
+- To leave MXNet: `export_onnx`, `torch_state_dict`, `torch_training_state`.
 - To understand: `check`, `diagnose`, `suggest_policy`, `gradient_report`, `watch`,
   `doctor`, `accumulation_dtype`, `float_table`, `bits`.
 - With Symbol and Module: `symbolic`. With an Estimator: `BatchProcessor`, `GradientUpdateHandler`,
@@ -44,6 +45,8 @@ if TYPE_CHECKING:  # see `__getattr__`
         GradientUpdateHandler,
     )
     from gluon_amp.handover.to_onnx.export import export_onnx
+    from gluon_amp.handover.torch_state import torch_state_dict
+    from gluon_amp.handover.torch_training import torch_training_state
     from gluon_amp.inspection.accumulation_dtype import accumulation_dtype
     from gluon_amp.inspection.check import check
     from gluon_amp.inspection.describe import describe
@@ -91,6 +94,8 @@ __all__ = [
     "scale_loss",
     "suggest_policy",
     "symbolic",
+    "torch_state_dict",
+    "torch_training_state",
     "unscale",
     "watch",
 ]
@@ -115,6 +120,8 @@ _WHEN_USED = {
     "save_checkpoint": "checkpoint",
     "scale_loss": "trainer.contrib_amp",
     "suggest_policy": "inspection.suggest",
+    "torch_state_dict": "handover.torch_state",
+    "torch_training_state": "handover.torch_training",
     "unscale": "trainer.contrib_amp",
     "watch": "inspection.watch",
 }

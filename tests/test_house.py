@@ -25,7 +25,8 @@ PUBLIC = {
         LossScale NoLossScale Policy StaticLossScale StepReport Trainer
         accumulation_dtype bits cast check describe diagnose doctor export_onnx float_table
         gradient_report init_trainer input_gradient load_checkpoint optimizer policy_of
-        save_checkpoint scale_loss suggest_policy symbolic unscale watch
+        save_checkpoint scale_loss suggest_policy symbolic torch_state_dict torch_training_state
+        unscale watch
     """,
     amp.optimizer: "Adam AdamW ExactFloat LAMB LARS MasterOptimizer NAG SGD create",
     amp.symbolic: "BucketingModule Module convert",

@@ -21,6 +21,7 @@ def test_what_is_installed_and_what_is_missing(monkeypatch, tmp_path):
 
     monkeypatch.setattr(environments, "CLIENTS", tmp_path)
     monkeypatch.setattr(environments, "HOROVOD", folder)
+    monkeypatch.setattr(environments, "HANDOVER", folder)
     monkeypatch.setattr(environments.subprocess, "run", succeed)
     monkeypatch.setattr(environments, "find_python", lambda version: sys.executable)
     monkeypatch.setattr(shutil, "which", lambda tool: tool)
@@ -31,6 +32,9 @@ def test_what_is_installed_and_what_is_missing(monkeypatch, tmp_path):
     _, first, horovod, _ = commands[2:]
     assert "-c" in first and "mxnet==1.9.1" in first and "numpy==1.23.5" in first
     assert horovod.endswith("install --no-build-isolation --no-cache-dir horovod==0.28.1")
+    environments.of_handover()
+    own, theirs = commands[-2:]
+    assert "[cpu,gluoncv,test]" in own and theirs.endswith("experiments/handover/requirements.txt")
     monkeypatch.setattr(environments, "find_python", lambda version: None)
     with pytest.raises(UsageError, match=r"d2l needs python3\.8: install it\."):
         environments.of_client(D2L)

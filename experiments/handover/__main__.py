@@ -1,0 +1,26 @@
+"""Make the environment with PyTorch and torchvision, and run the tests that need them.
+
+    make handover
+
+The first call downloads PyTorch. Later calls use the same environment.
+"""
+
+import subprocess
+import sys
+from typing import Optional, Sequence
+
+from experiments import ROOT, environments
+from gluon_amp.training.command_line import Parser, status_of
+
+EXAMPLES = "tests/documents/test_docs.py::test_every_public_name_has_an_example_that_holds"
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the tests, those marked slow too; return the status of pytest."""
+    Parser(prog="handover", description=__doc__.splitlines()[0]).parse_args(arguments)
+    command = [str(environments.of_handover()), "-m", "pytest", "tests/handover", EXAMPLES]
+    return subprocess.run(command, cwd=ROOT).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(status_of("handover", main))

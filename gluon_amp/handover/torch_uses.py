@@ -1,0 +1,209 @@
+"""Where a net's graph uses its parameters: the layers for which those of PyTorch are matched."""
+
+import re
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from gluon_amp import graph
+from gluon_amp.handover.network import Edge, Network, run
+from gluon_amp.handover.rounding import effect_of_rounding
+
+_ALL = "weight bias running_mean running_var"
+# The kind of each operator with parameters, and its inputs after the data, as PyTorch calls them.
+# Those of `mx.np` have the same names but for a prefix, underscores and capitals.
+LAYERS = {
+    "batchnorm": ("batch_norm", _ALL),
+    "contribsyncbatchnorm": ("batch_norm", _ALL),
+    "convolution": ("conv", "weight bias"),
+    "deconvolution": ("conv_transpose", "weight bias"),
+    "dot": ("dense", "weight"),
+    "embedding": ("embedding", "weight"),
+    "fullyconnected": ("dense", "weight bias"),
+    "groupnorm": ("group_norm", "weight bias"),
+    "instancenorm": ("instance_norm", "weight bias"),
+    "layernorm": ("layer_norm", "weight bias"),
+    "leakyrelu": ("prelu", "weight"),
+    "matmul": ("dense", "weight"),
+    "rnn": ("", ""),
+}
+_PREFIX = re.compile("^(_np_|_npi_|_npx_)|_")
+# MXNet's epsilons and momentum where a graph does not name them
+EPSILONS = {"batch_norm": 1e-3, "instance_norm": 1e-3, "group_norm": 1e-5, "layer_norm": 1e-5}
+MOMENTUM = 0.9
+
+Layout = Tuple[Tuple[str, Any], ...]  # methods of an array, each with its argument
+
+
+class Source(NamedTuple):
+    """Where a tensor gets its values: from an edge of parameters, or a constant."""
+
+    edge: Optional[Edge]
+    layout: Layout = ()
+    value: Optional[float] = None  # of all elements, whatever the edge holds
+
+    def then(self, *moves: Tuple[str, Any]) -> "Source":
+        """Return the source whose array is moved further."""
+        return self._replace(layout=(*self.layout, *moves))
+
+    def read(self, tensors: Dict[Edge, np.ndarray]) -> np.ndarray:
+        """Return the values, from those of the edges."""
+        if self.edge is None:
+            return np.float32(self.value)
+        array = tensors[self.edge]
+        for method, argument in self.layout:
+            array = getattr(array, method)(argument)
+        return array if self.value is None else np.full_like(array, self.value)
+
+
+class Use(NamedTuple):
+    """A node that reads parameters."""
+
+    node: int
+    kind: str
+    input: Edge
+    sources: Dict[str, Source]  # by PyTorch's names
+    settings: Dict[str, float]  # of a norm: eps and momentum as in PyTorch
+    output: Optional[Edge]  # None if the node computes more than this
+    flattened: Optional[Tuple[int, ...]]  # the shape of an example before it was flattened
+
+
+class Layers(NamedTuple):
+    """A network, its uses, and the values of their edges with the effect of rounding."""
+
+    network: Network
+    uses: List[Use]
+    names: Dict[Edge, List[str]]  # the parameters of each edge that depends on nothing else
+    values: Dict[Edge, np.ndarray]
+    bounds: Dict[Edge, float]
+
+    def tensors(self, parameters: Dict[str, np.ndarray]) -> Dict[Edge, np.ndarray]:
+        """Return the values of all edges of parameters, computed from these."""
+        return _tensors(self.network, self.names, parameters)
+
+
+def kind_of(kind: str, shape: Tuple[int, ...]) -> str:
+    """Return the kind of a layer with a weight of this shape: a 1×1 convolution is dense."""
+    return "dense" if kind == "conv" and len(stripped(shape)) == 2 else kind
+
+
+def stripped(shape: Tuple[int, ...]) -> Tuple[int, ...]:
+    """Return a shape without the ones at its end, from the third dimension on."""
+    shape = tuple(shape)
+    while len(shape) > 2 and shape[-1] == 1:
+        shape = shape[:-1]
+    return shape
+
+
+def layers_of(network: Network) -> Layers:
+    """Run a network, and return where it uses its parameters, in the order of execution."""
+    names = _names(network)
+    shapes = network.shapes(network.inputs)
+    uses = list(_uses(network, names, shapes))
+    data = {edge for use in uses for edge in (use.input, use.output) if edge is not None}
+    data = sorted({*data, *network.outputs})
+    values = network.run(network.inputs, data)
+    bounds = dict(zip(data, effect_of_rounding(network, network.inputs, data)))
+    values = {**dict(zip(data, values)), **_tensors(network, names, network.parameters)}
+    return Layers(network, uses, names, values, bounds)
+
+
+def _names(network: Network) -> Dict[Edge, List[str]]:
+    """Return the parameters that an edge depends on, if it depends on parameters alone."""
+    found: Dict[Edge, List[str]] = {}
+    for edge in network.edges():
+        node = network.nodes[edge[0]]
+        inputs = [tuple(entry[:2]) for entry in node["inputs"]]
+        if node["op"] == "null":
+            if node["name"] in network.parameters:
+                found[edge] = [node["name"]]
+        elif inputs and all(one in found for one in inputs):
+            found[edge] = list(dict.fromkeys(name for one in inputs for name in found[one]))
+    return found
+
+
+def _tensors(network, names, parameters) -> Dict[Edge, np.ndarray]:
+    edges = [edge for edge in names if network.nodes[edge[0]]["op"] != "null"]
+    found = {edge: parameters[name] for edge, (name, *_) in names.items() if edge not in edges}
+    symbol = graph.without_own_attributes(network.symbol(edges)) if edges else None
+    return {**found, **dict(zip(edges, run(symbol, parameters) if edges else ()))}
+
+
+def _uses(network: Network, names, shapes) -> Iterator[Use]:
+    for i, node in enumerate(network.nodes):
+        op = _PREFIX.sub("", node["op"]).lower()
+        inputs = [tuple(entry[:2]) for entry in node["inputs"]]
+        if op not in LAYERS or len(inputs) < 2 or inputs[1] not in names:
+            continue
+        kind, slots = LAYERS[op]
+        attrs = node["attrs"]
+        if op == "rnn":
+            yield from _recurrent(network, i, inputs)
+            continue
+        read = (edge for edge in inputs[1:] if edge in names)
+        sources = {slot: Source(edge) for slot, edge in zip(slots.split(), read)}
+        if op in ("dot", "matmul") and attrs.get("transpose_b") not in ("True", "1"):
+            sources["weight"] = Source(inputs[1], (("transpose", (1, 0)),))
+        if kind == "batch_norm" and attrs.get("fix_gamma", "True") in ("True", "1"):
+            sources["weight"] = sources["weight"]._replace(value=1.0)
+        if kind == "group_norm":  # MXNet has one scale for each group, PyTorch for each channel
+            times = shapes[inputs[0]][1] // shapes[inputs[1]][0]
+            sources = {k: Source(s.edge, (("repeat", times),)) for k, s in sources.items()}
+        settings = {}
+        if kind in EPSILONS:
+            settings["eps"] = float(attrs.get("eps", EPSILONS[kind]))
+        if kind == "batch_norm":
+            settings["momentum"] = round(1 - float(attrs.get("momentum", MOMENTUM)), 12)
+        use = Use(i, kind_of(kind, shapes[inputs[1]]), inputs[0], sources, settings, (i, 0), None)
+        flat = op == "fullyconnected" and attrs.get("flatten", "True") in ("True", "1")
+        use = use._replace(flattened=_flattened(network, inputs[0], shapes, flat))
+        yield use
+        yield from _parts(network, use, names)
+
+
+def _flattened(network: Network, edge: Edge, shapes, flat: bool) -> Optional[Tuple[int, ...]]:
+    """Return the shape of one example before it was flattened for a dense layer."""
+    shape = shapes[edge]
+    if flat and len(shape) > 2:
+        return shape[1:]
+    inputs = network.nodes[edge[0]]["inputs"]
+    before = shapes[tuple(inputs[0][:2])] if len(inputs) == 1 else ()
+    whole = len(before) > 2 and shape == (before[0], int(np.prod(before[1:])))
+    return before[1:] if whole else None
+
+
+def _variables(network: Network, edge: Edge) -> List[Edge]:
+    """Return the variables that an edge depends on, in their order."""
+    node = network.nodes[edge[0]]
+    if node["op"] == "null":
+        return [edge]
+    inputs = [tuple(entry[:2]) for entry in node["inputs"]]
+    return list(dict.fromkeys(v for one in inputs for v in _variables(network, one)))
+
+
+def _parts(network: Network, use: Use, names) -> Iterator[Use]:
+    """Yield the uses of several weights that are joined for one product, as in attention."""
+    weights = _variables(network, use.sources["weight"].edge)
+    biases = _variables(network, use.sources["bias"].edge) if "bias" in use.sources else []
+    if use.kind == "dense" and len(weights) > 1:
+        for k, weight in enumerate(weights):
+            sources = {"weight": Source(weight)}
+            if len(biases) == len(weights):
+                sources["bias"] = Source(biases[k])
+            yield use._replace(sources=sources, output=None)
+
+
+def _recurrent(network: Network, i: int, inputs: List[Edge]) -> Iterator[Use]:
+    """Yield the use of a fused layer: MXNet has all weights first, and the gates as PyTorch."""
+    attrs = network.nodes[i]["attrs"]
+    edges = _variables(network, inputs[1])
+    cells = int(attrs["num_layers"]) * (1 + (attrs.get("bidirectional") in ("True", "1")))
+    if len(edges) < 4 * cells:  # a vector of all, as Module's cells have it
+        return
+    weights, biases = edges[: -2 * cells], edges[-2 * cells :]
+    kinds = ["weight_ih", "weight_hh", "weight_hr"][: len(weights) // cells]
+    sources = {}
+    for slots, found in ((kinds, weights), (["bias_ih", "bias_hh"], biases)):
+        for k, edge in enumerate(found):
+            sources[f"{slots[k % len(slots)]}_{k // len(slots)}"] = Source(edge)
+    yield Use(i, attrs["mode"], inputs[0], sources, {}, (i, 0), None)
