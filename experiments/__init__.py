@@ -18,6 +18,7 @@ NAME                 make target        what it does
 `matrix`             `make matrix`      trains and tests on every supported Python and numpy
 `photographs`        `make photographs` fine-tunes on photographs in every dtype, cross-validated
 `pins`               `make lint`        resolves the pins of constraints.txt for each Python
+`preprocessing`                         compares decoders, resizing and crops with torchvision's
 `redraw`                                writes pages and figures again from committed values
 `run_notebooks`      `make notebooks`   executes the notebooks and writes their pages
 `weights`            `make weights`     counts the files and lines of each part

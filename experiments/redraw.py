@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterator, Optional, Sequence, Tuple
 
-from experiments import ROOT, ablation, pages
+from experiments import ROOT, ablation, pages, preprocessing
 from experiments.benchmarks import families, report
 from experiments.benchmarks.suites import SUITES
 from experiments.clients import table as clients
@@ -44,6 +44,7 @@ PAGES: Sequence[Tuple[str, Callable[[pages.Values, Path], pages.Parts], Draw]] =
     ("results/clients.json", _clients, None),
     ("results/floor/*.json", lambda v, _: floor.parts(v), floor.draw),
     ("results/photographs/*.json", lambda v, _: photographs.parts(v), photographs.draw),
+    ("results/preprocessing.json", lambda v, _: preprocessing.parts(v), None),
     ("results/wire.json", lambda v, _: wire.parts(v), wire.draw),
 )
 
