@@ -21,8 +21,14 @@ pytest.importorskip("onnxruntime")
 
 def convolutional():
     net = nn.HybridSequential()
-    net.add(nn.Conv2D(4, 3, activation="relu"), nn.BatchNorm(), nn.MaxPool2D(), nn.PReLU())
-    net.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.LayerNorm(), nn.Dense(5))
+    net.add(
+        nn.LayerNorm(),
+        nn.Conv2D(4, 3, activation="relu"),
+        nn.BatchNorm(),
+        nn.MaxPool2D(),
+        nn.PReLU(),
+    )
+    net.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(5))
     return net, nd.random.normal(shape=(2, 3, 8, 8))
 
 
@@ -58,7 +64,6 @@ def test_no_wrong_file_is_written(build, policy, tmp_path, monkeypatch):
     net.hybridize()
     net(x)
     ops = {canonical(node["op"]) for node in amp_nodes(net)} - {"null"}
-    # A norm behind it removes the factor
     for op in sorted(ops - {"Flatten", "SwapAxis", "Reshape", "_rnn_param_concat", "_zeros"}):
         wrong = {**translate.TRANSLATIONS, op: broken(translate.TRANSLATIONS[op])}
         monkeypatch.setattr(translate, "TRANSLATIONS", wrong)
