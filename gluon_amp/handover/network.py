@@ -17,6 +17,7 @@ from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.composing import saving
 from gluon_amp.casting.parameters import contexts_of
 from gluon_amp.casting.tracing import TraceError, trace
+from gluon_amp.handover.heads import in_inference
 from gluon_amp.lowering import lower
 from gluon_amp.optimizer.masters import master_of
 from gluon_amp.policy import Policy, cast_pass, op_table
@@ -183,7 +184,7 @@ def network_of(
     except TraceError as error:
         raise UsageError(f"{function}(): {error}") from None
     parameters = {param.name: param for param in net.collect_params().values()}
-    json = _in_float32(graph.to_json(symbol))
+    json = in_inference(_in_float32(graph.to_json(symbol)))
     names = [variable.name for variable in inputs]
     read = [name for name in graph.variables(json) if name not in names]
     values = {name: _value_of(parameters[name]) for name in read}
@@ -246,7 +247,8 @@ def _of_module(module: mx.mod.BaseModule, arrays: list, function: str) -> Networ
         raise UsageError(f"{function}() got a Module without values: bind and initialize it first.")
     weights, states = module.get_params()
     values = {name: host_copy(array) for name, array in {**weights, **states}.items()}
-    json = _in_float32(graph.to_json(graph.without_own_attributes(module.symbol)))
+    json = graph.to_json(graph.without_own_attributes(module.symbol))
+    json = in_inference(_in_float32(json))
     names = list(module.data_names)
     if len(names) != len(arrays):
         raise UsageError(

@@ -170,6 +170,21 @@ def test_an_output_that_is_an_input_or_a_constant_or_comes_twice(tmp_path):
         np.testing.assert_array_equal(found, expected.asnumpy())
 
 
+def test_a_module_is_exported_without_its_label(tmp_path):
+    data = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=4)
+    data = mx.sym.FullyConnected(mx.sym.BatchNorm(data), num_hidden=3)
+    symbol = mx.sym.SoftmaxOutput(data, name="softmax")
+    module = amp.symbolic.Module(symbol, policy="float16")
+    x = images()
+    module.bind([("data", x.shape)], [("softmax_label", (2,))])
+    module.init_params(mx.init.Xavier())
+    report = amp.export_onnx(module, tmp_path / "net.onnx", x, policy="float16")
+    assert report.inputs == {"data": "batch x 3 x 8 x 8 float32"}
+    module.forward(mx.io.DataBatch([x], [nd.zeros(2)]), is_train=False)
+    expected = module.get_outputs()[0].asnumpy()
+    np.testing.assert_allclose(run(tmp_path / "net.onnx", x)[0], expected, atol=2e-3)
+
+
 def test_metadata_is_in_the_file(tmp_path):
     path = tmp_path / "net.onnx"
     amp.export_onnx(small(), path, images(), metadata={"classes": '["cat", "Käfer"]'})

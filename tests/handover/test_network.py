@@ -80,16 +80,43 @@ def test_an_rnn_layer_creates_its_states():
     assert list(states.inputs) == ["data0", "data1", "data2"]
 
 
-def test_a_module_is_a_network_without_its_label():
-    out = mx.sym.SoftmaxOutput(mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3), name="s")
-    module = mx.mod.Module(out, label_names=["s_label"])
-    x = nd.ones((2, 4))
+def head(name, data=None, **attrs):
+    """Return a Module with a loss head."""
+    data = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=3) if data is None else data
+    return mx.mod.Module(getattr(mx.sym, name)(data, name="s", **attrs), label_names=["s_label"])
+
+
+@pytest.mark.parametrize(
+    ("name", "attrs", "shape", "labels"),
+    [
+        ("SoftmaxOutput", {"grad_scale": 2.0}, (2, 4), (2,)),
+        ("SoftmaxOutput", {"multi_output": True}, (2, 3, 4), (2, 4)),
+        ("SoftmaxOutput", {"preserve_shape": True}, (2, 3, 4), (2, 3)),
+        ("SoftmaxOutput", {}, (2, 3, 4), (2, 3)),
+        ("LinearRegressionOutput", {}, (2, 4), (2, 4)),
+        ("MAERegressionOutput", {}, (2, 4), (2, 4)),
+        ("LogisticRegressionOutput", {}, (2, 4), (2, 4)),
+        ("SVMOutput", {"margin": 0.5}, (2, 4), (2,)),
+    ],
+)
+def test_a_head_of_a_module_needs_no_label(name, attrs, shape, labels):
+    module = head(name, mx.sym.var("data"), **attrs)
+    module.bind([("data", shape)], [("s_label", labels)], for_training=False)
+    module.init_params()
+    x = nd.random.normal(shape=shape)
+    module.forward(mx.io.DataBatch([x], [nd.zeros(labels)]), is_train=False)
+    network = network_of(module, (x,), "f")
+    assert list(network.inputs) == ["data"] and "s_label" not in network.parameters
+    expected = module.get_outputs()[0].asnumpy()
+    np.testing.assert_allclose(network.run(network.inputs)[0], expected, rtol=1e-6)
+
+
+def test_a_module_has_to_be_bound_and_gets_its_data_alone():
+    module, x = head("SoftmaxOutput"), nd.ones((2, 4))
     with pytest.raises(UsageError, match="bind and initialize it first"):
         network_of(module, (x,), "f")
     module.bind([("data", (2, 4))], [("s_label", (2,))])
     module.init_params()
-    network = network_of(module, (x,), "f")
-    assert list(network.inputs) == ["data"]
     with pytest.raises(UsageError, match="got 2 inputs, expected 1: data"):
         network_of(module, (x, x), "f")
 

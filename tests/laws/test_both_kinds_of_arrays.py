@@ -137,6 +137,27 @@ def estimator():
     assert training.trainer.optimizer.num_update == 1
 
 
+def leave():
+    pytest.importorskip("onnxruntime")
+    net = amp.cast(dense_net(), "float16")
+    with tempfile.TemporaryDirectory() as folder:
+        report = amp.export_onnx(net, f"{folder}/net.onnx", batch(0))
+    assert {row.output for row in report.rows} == {"output"}
+
+
+def leave_for_torch():
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed: run `make handover`")
+    training = Training("sgd", 8)
+    training.step(0)
+    layers = torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
+    module = torch.nn.Sequential(*layers)
+    optimizer = torch.optim.SGD(module.parameters(), 0.1)
+    state = amp.torch_state_dict(training.net, module, batch(0))
+    assert sorted(state) == sorted(module.state_dict())
+    trained = training.trainer, training.net, module, optimizer
+    assert amp.torch_training_state(*trained, batch(0))["scaler"]["scale"] == 8
+
+
 CALLS = {
     cast_and_policy_of: "cast policy_of Policy",
     trainer_and_report: "Trainer StepReport",
@@ -153,6 +174,8 @@ CALLS = {
     contrib_amp: "init_trainer scale_loss unscale",
     input_gradient: "input_gradient",
     estimator: "BatchProcessor GradientUpdateHandler",
+    leave: "export_onnx",
+    leave_for_torch: "torch_state_dict torch_training_state",
 }
 # They read or return no arrays, or MXNet has them for arrays of mx.nd alone.
 WITHOUT_ARRAYS = "accumulation_dtype bits doctor float_table"

@@ -18,8 +18,7 @@ SAME = dict(
     broadcast_add:Add broadcast_sub:Sub broadcast_mul:Mul broadcast_div:Div broadcast_power:Pow
     broadcast_maximum:Max broadcast_minimum:Min
     BlockGrad:Identity _copy:Identity make_loss:Identity MakeLoss:Identity Dropout:Identity
-    _contrib_gradientmultiplier:Identity _contrib_sign_ste:Sign SVMOutput:Identity
-    LinearRegressionOutput:Identity MAERegressionOutput:Identity LogisticRegressionOutput:Sigmoid
+    _contrib_gradientmultiplier:Identity _contrib_sign_ste:Sign
     """.split()
 )
 

@@ -106,15 +106,10 @@ def softmax(n: Node, w: Writer) -> str:
     return w.back(w.add("Where", inside, value, w.scalar(0, n.wide)), n)
 
 
-def softmax_output(n: Node, w: Writer) -> str:
-    """The head of a Module, without its label: over channels, the last axis, or each sample."""
-    value = w.as_dtype(n.data, n.wide)
-    if n.flag("multi_output") or n.text("mode") == "channel":
-        return w.back(w.add("Softmax", value, axis=1), n)
-    if n.flag("preserve_shape") or n.op == "SoftmaxActivation":
-        return w.back(w.add("Softmax", value, axis=n.data.rank - 1), n)
-    flat = w.add("Softmax", w.add("Flatten", value, axis=1), axis=1)
-    return w.back(w.reshaped(flat, n.out), n)
+def softmax_activation(n: Node, w: Writer) -> str:
+    """The softmax over channels, or over the last axis."""
+    axis = 1 if n.text("mode") == "channel" else n.data.rank - 1
+    return w.back(w.add("Softmax", w.as_dtype(n.data, n.wide), axis=axis), n)
 
 
 def softmax_cross_entropy(n: Node, w: Writer) -> str:
@@ -137,6 +132,6 @@ TRANSLATIONS: Dict[str, Callable] = {
     "L2Normalization": l2_normalization,
     "LRN": lrn,
     **dict.fromkeys(["softmax", "softmin", "log_softmax"], softmax),
-    **dict.fromkeys(["SoftmaxOutput", "SoftmaxActivation"], softmax_output),
+    "SoftmaxActivation": softmax_activation,
     "softmax_cross_entropy": softmax_cross_entropy,
 }

@@ -37,13 +37,12 @@ TRANSLATIONS: Dict[str, Callable] = {
     **sampling.TRANSLATIONS,
 }
 
-# Inputs of which an operator needs the shape alone, and labels, which inference does not need
+# Inputs of which an operator needs the shape alone
 SHAPES_ALONE = {
     **dict.fromkeys("zeros_like ones_like shape_array size_array".split(), (0,)),
     **dict.fromkeys("_contrib_arange_like _contrib_MultiBoxPrior _npi_full_like".split(), (0,)),
     **dict.fromkeys("slice_like reshape_like broadcast_like".split(), (1,)),
-    **dict.fromkeys("SoftmaxOutput LinearRegressionOutput MAERegressionOutput".split(), (1,)),
-    **dict.fromkeys("LogisticRegressionOutput SVMOutput Crop".split(), (1,)),
+    "Crop": (1,),
     "_contrib_BilinearResize2D": (1,),
 }
 # Operators that return other values at each call

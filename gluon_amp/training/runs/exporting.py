@@ -6,6 +6,7 @@ from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError, first_few, reason_of
 from gluon_amp.checkpoint import contents
+from gluon_amp.handover.heads import inference_symbol
 from gluon_amp.training.networks import models
 from gluon_amp.training.networks.language_model import LanguageModel
 from gluon_amp.training.runs.checkpoints import BEST, Checkpoints, Saved
@@ -105,11 +106,11 @@ def of_symbol(symbol: Path, params: Optional[Path], shapes: Sequence[Tuple[int, 
             f"{symbol} needs its parameters and its inputs: give --params and --shape."
         )
     try:
-        graph = mx.sym.load(str(symbol))
-        known = set(nd.load(str(params)))
-        known = {name.split(":", 1)[-1] for name in known}
-        names = [n for n in graph.list_inputs() if n not in known and not n.endswith("_label")]
-        net = SymbolBlock.imports(str(symbol), names, str(params))
+        outputs = inference_symbol(mx.sym.load(str(symbol)))
+        known = {name.split(":", 1)[-1] for name in nd.load(str(params))}
+        names = [name for name in outputs.list_inputs() if name not in known]
+        net = SymbolBlock(outputs, [mx.sym.var(name) for name in names])
+        net.collect_params().load(str(params), cast_dtype=True, dtype_source="saved")
     except (mx.MXNetError, ValueError, AssertionError, OSError, RuntimeError) as error:
         raise UsageError(f"{symbol} and {params} are not a network: {reason_of(error)}.") from None
     if len(names) != len(shapes):

@@ -1,0 +1,49 @@
+"""Loss heads, such as `SoftmaxOutput`, as what they compute in inference, without their labels."""
+
+from typing import Dict, List
+
+from gluon_amp import graph
+
+import mxnet as mx
+
+# Operators of one input in place of the heads that return a function of each element
+ELEMENTWISE = {
+    "LinearRegressionOutput": "_copy",
+    "MAERegressionOutput": "_copy",
+    "SVMOutput": "_copy",
+    "LogisticRegressionOutput": "sigmoid",
+}
+
+
+def in_inference(json: dict) -> dict:
+    """Return a graph with the same values in inference that reads no label of a head."""
+    out = graph.Writer()
+    for i, node in enumerate(json["nodes"]):
+        inputs, op = [out.remap(entry) for entry in node["inputs"]], node["op"]
+        attrs = node.get("attrs", {})
+        path = {name: value for name, value in attrs.items() if name == graph.BLOCK_ATTR}
+        if op == "SoftmaxOutput":
+            out.replaced[i, 0] = _softmax(node["name"], attrs, inputs[0], out, path)
+        elif op in ELEMENTWISE:
+            out.replaced[i, 0] = out.emit(ELEMENTWISE[op], node["name"], inputs[0], **path)
+        else:
+            out.copy(node, inputs)
+        out.numbers.append(len(out.nodes) - 1)
+    return graph.pruned(out.graph(json))
+
+
+def inference_symbol(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
+    """Return a symbol that reads no label of a head."""
+    return graph.from_json(in_inference(graph.to_json(symbol)), like=symbol)
+
+
+def _softmax(
+    name: str, attrs: Dict[str, str], data: List[int], out: graph.Writer, path: Dict[str, str]
+) -> List[int]:
+    """Add the softmax over channels, over the last axis, or over all of a sample."""
+    for flag, axis in (("multi_output", "1"), ("preserve_shape", "-1")):
+        if attrs.get(flag) in ("True", "1"):
+            return out.emit("softmax", name, data, axis=axis, **path)
+    flat = out.emit("Flatten", f"{name}_flat", data, **path)
+    flat = out.emit("softmax", f"{name}_of_flat", flat, axis="-1", **path)
+    return out.emit("reshape_like", name, flat, data, **path)
