@@ -10,7 +10,7 @@ TOOLS := pretrained,results,docs,test,notebooks,tensorboard,export
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup train test test-all lint weights format zoo benchmark input results ablation floor \
-  photographs wire clients handover horovod notebooks matrix asan docs clean
+  photographs wire clients onnx handover horovod notebooks matrix asan docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -106,6 +106,9 @@ clients: setup ## train clients of MXNet in four dtypes, each in a venv of its o
 
 horovod: setup ## build Horovod in .horovod, train with two workers, kill one and resume (a quarter of an hour)
 	$(BIN)/python -m experiments.horovod $(ARGS)
+
+onnx: setup ## export every network of the zoos to ONNX and compare (an hour)
+	$(BIN)/python -m experiments.onnx_table --output docs/results $(ARGS)
 
 handover: setup ## install PyTorch in .handover, hand networks over to it and compare (10 minutes)
 	$(BIN)/python -m experiments.handover $(ARGS)

@@ -16,6 +16,7 @@ NAME                 make target        what it does
 `horovod`            `make horovod`     builds Horovod, trains with two workers, kills one, resumes
 `input_benchmark`    `make input`       times image decoding against MXNet's `ImageRecordIter`
 `matrix`             `make matrix`      trains and tests on every supported Python and numpy
+`onnx_table`         `make onnx`        exports the zoos' networks to ONNX, and compares them
 `photographs`        `make photographs` fine-tunes on photographs in every dtype, cross-validated
 `pins`               `make lint`        resolves the pins of constraints.txt for each Python
 `preprocessing`                         compares decoders, resizing and crops with torchvision's

@@ -85,7 +85,7 @@ def of_horovod() -> Path:
 
 def of_handover() -> Path:
     """Return the Python with PyTorch, torchvision and what the tests of this checkout need."""
-    own = ["-c", str(ROOT / "constraints.txt"), "-e", f"{ROOT}[cpu,gluoncv,test]"]
+    own = ["-c", str(ROOT / "constraints.txt"), "-e", f"{ROOT}[cpu,gluoncv,test,export]"]
     theirs = ["-r", str(HANDOVER_REQUIREMENTS)]  # PyTorch needs a newer setuptools
     text = HANDOVER_REQUIREMENTS.read_text()
     return prepare(HANDOVER, HANDOVER_PYTHON, text, [own, theirs])

@@ -1,26 +1,28 @@
 """Export networks to ONNX, in float32 and in float16, and write the table of docs/results/onnx.md.
 
-`amp.export_onnx` runs each file and compares it with the net, so a row is either how far both
-differ, and how far rounding alone reaches, or why there is no file. Weights are random, and the
-statistics of norms those of the data. Each network runs in a process of its own.
+A row is how far file and net differ and how far rounding alone reaches, or why there is no file.
+Weights are random, and the statistics of norms those of the data. Each network runs in a process
+of its own.
 """
 
 import argparse
+import datetime
 import json
 import re
 import subprocess
 import sys
 import tempfile
-import time
+from importlib import metadata
 from pathlib import Path
 from typing import Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 import gluon_amp as amp
-from experiments import ROOT, zoo_coverage
-from gluon_amp.training.command_line import Parser
+from experiments import pages, zoo_coverage
+from gluon_amp.training.command_line import Parser, path, status_of
 from gluon_amp.training.networks.language_model import LanguageModel
+from gluon_amp.training.tables.machine import describe_cpu, versions
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -28,7 +30,7 @@ from mxnet.gluon import nn
 
 POLICIES = ("float32", "float16")
 LONGEST = 900  # seconds for a network
-DATA = ROOT / "docs" / "results" / "onnx.json"
+DATA = pages.DOCS / "results" / "onnx.json"
 
 
 class Attention(gluon.HybridBlock):
@@ -147,32 +149,62 @@ OTHERS: Dict[str, Callable[[], tuple]] = {
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Export the chosen networks; return 0 if all that ONNX can hold are equal."""
-    parser = Parser(description=__doc__.split("\n")[0])
+    """Export the chosen networks; return the status of the process."""
+    parser = Parser(prog="onnx_table", description=__doc__.split("\n")[0])
     add = parser.add_argument
-    pattern = "regular expression, for example mx/resnet or text"
+    pattern = "regular expression, for example mx/resnet or text; the page keeps the other rows"
     add("--networks", type=zoo_coverage.regular_expression, default="", metavar="P", help=pattern)
+    add("--output", type=path, metavar="DIR", help="write onnx.md and onnx.json there")
     add("--worker", metavar="NETWORK", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.worker:
         print(json.dumps(run(options.worker)))
         return 0
-    names = [n for n in (*zoo_coverage.all_networks(), *OTHERS) if options.networks.search(n)]
-    rows = {(row["network"], row["policy"]): row for row in read()}
-    for name in names:
+    return status_of("onnx_table", lambda: measure(options.networks.search, options.output))
+
+
+def measure(chosen: Callable[[str], object], output: Optional[Path]) -> None:
+    """Export the chosen networks, print their rows, and write the page after each."""
+    rows = {tuple(row[:2]): row for row in json.loads(DATA.read_text())["rows"]}
+    for name in filter(chosen, [*zoo_coverage.all_networks(), *OTHERS]):
         for row in run_in_process(name):
-            rows[row["network"], row["policy"]] = row
+            rows[row[0], row[1]] = row
             print(line(row), flush=True)
-        DATA.write_text(json.dumps(list(rows.values()), indent=1) + "\n")
-    return 0
+        values = {
+            "machine": describe_cpu(),
+            "date": datetime.date.today().isoformat(),
+            "versions": f"{versions()}, onnxruntime {metadata.version('onnxruntime')}",
+            "rows": list(rows.values()),
+        }
+        if output:
+            pages.write(output / "onnx", "results/onnx.md", parts(values), values)
 
 
-def read() -> List[dict]:
-    """Return the committed rows."""
-    return json.loads(DATA.read_text()) if DATA.exists() else []
+def parts(values: pages.Values) -> pages.Parts:
+    """Return the parts of the page: a row for each network, and why some have no file."""
+    by_network: Dict[str, Dict[str, list]] = {}
+    for name, policy, *numbers in values["rows"]:
+        by_network.setdefault(name, {})[policy] = numbers
+    head, lines, refused = ["network"], [], []
+    for policy in POLICIES:
+        head += [f"{policy}: differs", "rounding", "MB"]
+    for name, found in by_network.items():
+        cells = [name]
+        for policy in POLICIES:
+            largest, allowed, size, error = found[policy]
+            cells += ["–"] * 3 if error else [f"{largest:.0e}", f"{allowed:.0e}", f"{size:.1f}"]
+            refused += [f"- {name} in {policy}: {error}"] if error else []
+        lines.append(cells)
+    written = sum(not row[-1] for row in values["rows"])
+    return {
+        "count": f"{written} of {len(values['rows'])} files of {len(lines)} networks",
+        "networks": pages.table(head, lines),
+        "refused": "\n".join(refused) or "None.",
+        "measured": f"{values['machine']} on {values['date']}, with {values['versions']}",
+    }
 
 
-def run_in_process(name: str) -> List[dict]:
+def run_in_process(name: str) -> List[list]:
     """Return the rows of a network, computed in another process."""
     command = [sys.executable, "-m", "experiments.onnx_table", "--worker", name]
     try:
@@ -182,10 +214,10 @@ def run_in_process(name: str) -> List[dict]:
         error = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
     except subprocess.TimeoutExpired:
         error = f"took more than {LONGEST} s"
-    return [{"network": name, "policy": policy, "error": error} for policy in POLICIES]
+    return [[name, policy, None, None, None, error] for policy in POLICIES]
 
 
-def run(name: str) -> List[dict]:
+def run(name: str) -> List[list]:
     """Return a row for each policy."""
     np.random.seed(0)
     mx.random.seed(0)
@@ -207,29 +239,25 @@ def run(name: str) -> List[dict]:
     return [exported(name, net, inputs, batch_axis, policy) for policy in POLICIES]
 
 
-def exported(name: str, net, inputs: tuple, batch_axis, policy: str) -> dict:
-    """Return the row of one export."""
-    began, row = time.perf_counter(), {"network": name, "policy": policy, "error": ""}
+def exported(name: str, net, inputs: tuple, batch_axis, policy: str) -> list:
+    """Return a row: network, policy, difference, what rounding explains, megabytes and error."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "net.onnx"
+        file = Path(folder) / "net.onnx"
         try:
-            report = amp.export_onnx(net, path, *inputs, policy=policy, batch_axis=batch_axis)
+            report = amp.export_onnx(net, file, *inputs, policy=policy, batch_axis=batch_axis)
         except Exception as error:
             kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
-            return {**row, "error": kind + str(error).split("\n")[0]}
+            return [name, policy, None, None, None, kind + str(error).split("\n")[0]]
     proven = [one for one in report.rows if one.allowed is not None]
     worst = max(proven, key=lambda one: one.largest / max(one.allowed, 1e-30))
-    row.update(largest=worst.largest, allowed=worst.allowed, size=report.size)
-    return {**row, "seconds": round(time.perf_counter() - began, 1)}
+    return [name, policy, worst.largest, worst.allowed, round(report.size / 1e6, 3), ""]
 
 
-def line(row: dict) -> str:
+def line(row: list) -> str:
     """Return a row as a line of the printed table."""
-    start = f"{row['network']:<38} {row['policy']:<8}"
-    if row["error"]:
-        return f"{start} {row['error']}"
-    size = row["size"] / 1e6
-    return f"{start} {row['largest']:8.1e} {row['allowed']:8.1e} {size:7.1f} MB {row['seconds']} s"
+    name, policy, largest, allowed, size, error = row
+    numbers = "" if error else f"{largest:8.1e} {allowed:8.1e} {size:7.1f} MB"
+    return f"{name:<38} {policy:<8} {numbers}{error}"
 
 
 if __name__ == "__main__":

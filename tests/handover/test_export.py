@@ -205,6 +205,18 @@ def test_the_report_is_a_table_of_80_columns(tmp_path):
     assert max(map(len, lines)) <= 80
 
 
+def test_a_report_says_where_rounding_alone_is_too_large_for_a_proof(tmp_path):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(2, in_units=3), nn.HybridLambda(lambda F, x: x - 1000.3))
+    net.initialize()
+    net[0].bias.set_data(nd.array([1000.3, 1000.3]))
+    x = nd.random.uniform(0.1, 1, (4, 3)) * 1000
+    weak = amp.export_onnx(net, tmp_path / "net.onnx", x * 1e-4)
+    assert "so this proves little:" in str(weak)
+    assert max(map(len, str(weak).splitlines()[1:])) <= 80
+    assert "proves little" not in str(amp.export_onnx(net, tmp_path / "net.onnx", x))
+
+
 @pytest.mark.parametrize("policy", ["bfloat16", "compute=float8_e4m3"])
 def test_other_dtypes_are_refused(policy, tmp_path):
     with pytest.raises(UsageError, match="expected None, 'float16' or a relative of it"):

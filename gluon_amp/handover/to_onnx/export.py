@@ -21,6 +21,7 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 HEAD = ("batch", "inputs", "output", "against", "largest", "mean", "allowed", "top-1")
+WEAK = 0.1  # of an output: what rounding explains there may be a mistake, too
 TABLE = "{:>5}  {:<7}{:<9}{:<14}{:>9}{:>9}{:>9}{:>8}"
 
 
@@ -66,6 +67,12 @@ class ExportReport(NamedTuple):
             batch = "fixed" if row.batch is None else row.batch
             far = f"{row.largest:.1e}", f"{row.mean:.1e}"
             lines.append(TABLE.format(batch, *row[1:4], *far, allowed, agreement))
+        largest = max(row.allowed or 0 for row in self.rows)
+        if largest > WEAK:
+            lines.append(
+                f"Rounding alone moves an output by {largest:.0%}, so this proves little:\n"
+                "export trained weights, and give inputs like those of the training."
+            )
         return "\n".join(lines)
 
 
