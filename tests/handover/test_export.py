@@ -170,6 +170,58 @@ def test_an_output_that_is_an_input_or_a_constant_or_comes_twice(tmp_path):
         np.testing.assert_array_equal(found, expected.asnumpy())
 
 
+class Ranked(nn.HybridBlock):
+    """Returns the places of the two largest of its features, and a dense layer of these values."""
+
+    def __init__(self):
+        super().__init__()
+        self.features, self.head = nn.Dense(64), nn.Dense(3)
+
+    def hybrid_forward(self, F, x):
+        values, places = F.topk(self.features(x), k=2, ret_typ="both")
+        return places, self.head(values)
+
+
+def ranked():
+    """Return a net whose features are nearly equal, so that roundings decide, and its inputs."""
+    mx.random.seed(0)
+    net = Ranked()
+    net.initialize(mx.init.Xavier())
+    x = nd.random.uniform(0.5, 1.5, (4, 300))
+    net(x)
+    weight = net.features.weight.data()
+    net.features.weight.set_data(nd.broadcast_add(weight[:1], weight * 1e-7))
+    return net, x
+
+
+def test_what_ties_decide_is_compared_part_by_part(tmp_path):
+    net, x = ranked()
+    report = amp.export_onnx(net, tmp_path / "net.onnx", x)
+    given = [row for row in report.rows if row.inputs == "given"]
+    assert [row.output for row in given] == ["part 0", "part 1"]
+    assert all(row.largest <= row.allowed < 1e-4 for row in report.rows)
+    model = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    assert [one.name for one in model.get_outputs()] == ["output0", "output1"]
+    half = amp.export_onnx(net, tmp_path / "half.onnx", x, policy="float16")
+    assert {row.output for row in half.rows if row.allowed} == {"part 0", "part 1"}
+
+
+@pytest.mark.parametrize("op, part", [("FullyConnected", 0), ("topk", 1)])
+def test_a_fault_before_or_behind_a_decision_is_found(op, part, tmp_path, monkeypatch):
+    net, x = ranked()
+    right = translate.TRANSLATIONS[op]
+
+    def wrong(n, w):
+        names = right(n, w)
+        names, *others = [names] if isinstance(names, str) else names
+        return [w.add("Mul", names, w.scalar(1.01, "float32")), *others]
+
+    monkeypatch.setattr(translate, "TRANSLATIONS", {**translate.TRANSLATIONS, op: wrong})
+    with pytest.raises(UsageError, match=f"part {part} of the ONNX file differs"):
+        amp.export_onnx(net, tmp_path / "net.onnx", x)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_module_is_exported_without_its_label(tmp_path):
     data = mx.sym.Convolution(mx.sym.var("data"), kernel=(3, 3), num_filter=4)
     data = mx.sym.FullyConnected(mx.sym.BatchNorm(data), num_hidden=3)

@@ -13,7 +13,7 @@ from gluon_amp.files import atomic
 from gluon_amp.handover.network import Network, network_of
 from gluon_amp.handover.to_onnx.model import encode, output_names, packages
 from gluon_amp.handover.to_onnx.translate import translate, with_batch
-from gluon_amp.handover.to_onnx.verify import Row, compare, refuse_differences
+from gluon_amp.handover.to_onnx.verify import WEAK, Row, compare, refuse_differences
 from gluon_amp.handover.to_onnx.writer import OPSET, Tensor
 from gluon_amp.policy import Policy
 
@@ -21,7 +21,6 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 HEAD = ("batch", "inputs", "output", "against", "largest", "mean", "allowed", "top-1")
-WEAK = 0.1  # of an output: what rounding explains there may be a mistake, too
 TABLE = "{:>5}  {:<7}{:<9}{:<14}{:>9}{:>9}{:>9}{:>8}"
 
 
@@ -44,7 +43,9 @@ class ExportReport(NamedTuple):
         Each output of each run: `batch`, `inputs` ('given' or 'random'), `output`, `against`
         ('float32 net' of the masters, or 'cast net'), `largest` and `mean` difference and `allowed`
         (what rounding explains, None where only shown) relative to the output's largest value, and
-        `agreement`, the share of rows whose largest place is the same.
+        `agreement`, the share of rows whose largest place is the same. Where rounding may change
+        what sorting, NMS or comparisons decide, the rows are of 'part 0' and so on: the network
+        between two decisions, given the values that the net itself computes there.
     """
 
     path: str
@@ -144,7 +145,7 @@ def export_onnx(
     translated = translate(network, axes, lambda edges: network.run(network.inputs, edges))
     about = {"dtype": dtype, "producer": "gluon_amp", **metadata}
     model = encode(translated, network.outputs, about)
-    rows = compare(model, network, float32, _own_outputs(net, inputs), axes, dtype)
+    rows = compare(model, translated, network, float32, _own_outputs(net, inputs), axes, dtype)
     refuse_differences(rows, network, translated, dtype)
     try:
         atomic.write(path, model)

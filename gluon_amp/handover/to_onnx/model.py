@@ -27,17 +27,24 @@ def packages() -> Tuple[ModuleType, ModuleType]:
     return onnx, onnxruntime
 
 
-def encode(translated: Translated, outputs: Sequence[Edge], metadata: Mapping[str, str]) -> bytes:
-    """Return a model with some edges of the network as its outputs.
+def encode(
+    translated: Translated,
+    outputs: Sequence[Edge],
+    metadata: Mapping[str, str],
+    given: Sequence[Edge] = (),
+) -> bytes:
+    """Return a model with some edges of the network as its outputs, and perhaps some as inputs.
 
     The outputs of the network are called `output`, or `output0` and so on.
     """
     onnx, _ = packages()
     helper, numpy_helper = onnx.helper, onnx.numpy_helper
     writer = translated.writer
+    inputs = {**translated.inputs, **{translated.names[e]: translated.tensors[e] for e in given}}
+    wanted = [translated.names[edge] for edge in outputs]
     nodes = [
-        helper.make_node(op, inputs, names, name=names[0], **_attributes(attributes))
-        for op, inputs, names, attributes in writer.nodes
+        helper.make_node(op, read, names, name=names[0], **_attributes(attributes))
+        for op, read, names, attributes in _needed(writer.nodes, wanted, inputs)
     ]
     infos = []
     for name, edge in zip(output_names(len(outputs)), outputs):
@@ -46,7 +53,7 @@ def encode(translated: Translated, outputs: Sequence[Edge], metadata: Mapping[st
     graph = helper.make_graph(
         nodes,
         "gluon_amp",
-        [_info(name, one, writer.batch.size) for name, one in translated.inputs.items()],
+        [_info(name, one, writer.batch.size) for name, one in inputs.items()],
         infos,
         [numpy_helper.from_array(value, name) for name, value in writer.constants.items()],
     )
@@ -58,6 +65,17 @@ def encode(translated: Translated, outputs: Sequence[Edge], metadata: Mapping[st
     )
     helper.set_model_props(model, dict(metadata))
     return model.SerializeToString()
+
+
+def _needed(nodes: Sequence[tuple], wanted: Sequence[str], inputs: Mapping[str, Tensor]) -> list:
+    """Return the nodes that these tensors need, where the inputs are given."""
+    pending, found = {*wanted}, []
+    for node in reversed(nodes):
+        _, read, names, _ = node
+        if not pending.isdisjoint({*names} - {*inputs}):
+            found.append(node)
+            pending.update(read)
+    return found[::-1]
 
 
 def output_names(count: int) -> List[str]:

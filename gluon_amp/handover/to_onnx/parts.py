@@ -1,0 +1,153 @@
+"""A network divided behind operators that decide, such as sorting and comparing.
+
+Rounding may change what such an operator decides where values are nearly equal, and then everything
+behind it. So each part between them is compared by itself, with the network's own values as inputs.
+"""
+
+from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
+
+import numpy as np
+
+from gluon_amp import graph
+from gluon_amp.handover.network import Edge, Network
+from gluon_amp.handover.rounding import LEAST, effect_of_rounding, largest
+from gluon_amp.handover.to_onnx.model import Session, encode
+from gluon_amp.handover.to_onnx.translate import Translated, canonical
+
+# Operators whose result jumps; those of mx.np have the names of `canonical`
+DECIDING = {
+    *"topk sort argsort argmax argmin argmax_channel floor ceil round rint fix trunc sign".split(),
+    *"ROIPooling _contrib_box_nms _contrib_MultiBoxDetection _contrib_Proposal".split(),
+    *"_contrib_MultiProposal _contrib_bipartite_matching Cast _contrib_round_ste".split(),
+    *"_contrib_sign_ste".split(),
+    *(
+        f"{prefix}{name}{suffix}"
+        for name in "equal not_equal greater greater_equal lesser lesser_equal".split()
+        for prefix, suffix in (("broadcast_", ""), ("_", "_scalar"), ("_", ""))
+    ),
+}
+
+
+class Part(NamedTuple):
+    """What a part returns: the network's values, those of the ONNX file, and what is allowed."""
+
+    number: int
+    expected: List[np.ndarray]
+    found: List[np.ndarray]
+    allowed: List[float]
+
+
+def levels_of(network: Network) -> List[int]:
+    """Return how many decisions stand before each node, itself included."""
+    levels: List[int] = []
+    depends: Set[int] = set()
+    for i, node in enumerate(network.nodes):
+        sources = [entry[0] for entry in node["inputs"]]
+        if node["name"] in network.inputs or not depends.isdisjoint(sources):
+            depends.add(i)
+        decides = i in depends and canonical(node["op"]) in DECIDING
+        levels.append(max((levels[k] for k in sources), default=0) + decides)
+    return levels
+
+
+def last_before_decisions(network: Network, levels: List[int]) -> List[Edge]:
+    """Return the edges of level 0 that are outputs, or that later levels read."""
+    return _results(network, levels, 0)
+
+
+def compared(
+    network: Network, translated: Translated, inputs: Dict[str, np.ndarray], dtype: str
+) -> Iterator[Part]:
+    """Yield each part of a network, run by onnxruntime on the values that the network computes."""
+    levels = levels_of(network)
+    for number in range(max(levels) + 1):
+        results = [
+            edge
+            for edge in _results(network, levels, number)
+            if edge in translated.names and translated.tensors[edge].value is None
+        ]
+        part, given = _part(network, levels, number, results)
+        # what stands behind a decision is moved by rounding, and what stands before it is not
+        read = sorted({edge for edge in _read(network, levels, number) if edge in translated.names})
+        ranked = {edge: _data_of(network, edge) for edge in results if _is_rank(network, edge)}
+        asked = sorted({*read, *given, *results, *ranked.values()})
+        values = dict(zip(asked, network.run(inputs, asked)))
+        feeds = dict(inputs)
+        for edge in read:
+            feeds[translated.names[edge]] = values[edge].astype(translated.tensors[edge].dtype)
+        moved = {**inputs, **{name: values[edge] for edge, name in given.items()}}
+        found = Session(encode(translated, results, {}, read)).run(feeds)
+        allowed = effect_of_rounding(part, moved, dtype=dtype)
+        for k, edge in enumerate(results):
+            if edge in given:  # decided from the same values
+                allowed[k] = LEAST["float32"] * largest(values[edge])
+            if edge in ranked:
+                attrs = network.nodes[edge[0]]["attrs"]
+                found[k] = _by_rank(attrs, values[ranked[edge]], values[edge], found[k])
+        yield Part(number, [values[edge] for edge in results], found, allowed)
+
+
+def _is_rank(network: Network, edge: Edge) -> bool:
+    """Return whether an edge has the places of sorted values."""
+    node = network.nodes[edge[0]]
+    kinds = {"topk": node["attrs"].get("ret_typ", "indices"), "argsort": "indices"}
+    return kinds.get(canonical(node["op"])) == ("both" if edge[1] == 1 else "indices")
+
+
+def _data_of(network: Network, edge: Edge) -> Edge:
+    return tuple(network.nodes[edge[0]]["inputs"][0][:2])
+
+
+def _by_rank(
+    attrs: Dict[str, str], data: np.ndarray, expected: np.ndarray, found: np.ndarray
+) -> np.ndarray:
+    """Return the places that were found, with the expected one for each of an equal value."""
+    axis = attrs.get("axis", "-1")
+    if axis == "None":
+        data, axis = data.reshape(-1), "-1"
+    if expected.shape != found.shape or data.ndim != expected.ndim or found.max() >= data.size:
+        return found
+    values = (np.take_along_axis(data, p.astype(np.int64), int(axis)) for p in (expected, found))
+    return np.where(np.equal(*values), expected, found)
+
+
+def _results(network: Network, levels: List[int], number: int) -> List[Edge]:
+    """Return the edges of a level that are outputs, or that later levels read."""
+    found = {edge for edge in network.outputs if levels[edge[0]] == number}
+    for i, node in enumerate(network.nodes):
+        if levels[i] > number:
+            found |= {tuple(e[:2]) for e in node["inputs"] if levels[e[0]] == number}
+    variables = {i for i, node in enumerate(network.nodes) if node["op"] == "null"}
+    return sorted(edge for edge in found if edge[0] not in variables)
+
+
+def _read(network: Network, levels: List[int], number: int) -> Set[Edge]:
+    """Return the edges of earlier levels that a level reads."""
+    return {
+        tuple(entry[:2])
+        for i, node in enumerate(network.nodes)
+        if levels[i] == number
+        for entry in node["inputs"]
+        if levels[entry[0]] < number and network.nodes[entry[0]]["op"] != "null"
+    }
+
+
+def _part(
+    network: Network, levels: List[int], number: int, results: List[Edge]
+) -> Tuple[Network, Dict[Edge, str]]:
+    """Return the network behind the decisions of a level, and the names of what it is given."""
+    out, given = graph.Writer(), {}
+    entering = {tuple(e[:2]) for node in network.nodes for e in node["inputs"]} | {*results}
+    for i, node in enumerate(network.nodes):
+        decided = levels[i] == number and canonical(node["op"]) in DECIDING
+        if node["op"] == "null" or (levels[i] == number and not decided):
+            out.copy(node, [out.remap(entry) for entry in node["inputs"]])
+        elif levels[i] < number or decided:
+            for edge in sorted(edge for edge in entering if edge[0] == i):
+                given[edge] = f"given{edge[0]}_{edge[1]}"
+                out.replaced[edge] = out.emit("null", given[edge])
+        out.numbers.append(len(out.nodes) - 1)
+    heads = [out.remap([*edge, 0]) for edge in results]
+    json = graph.pruned({**network.json, "nodes": out.nodes, "heads": heads})
+    names = {*graph.variables(json)}
+    return network._replace(json=json), {e: name for e, name in given.items() if name in names}
