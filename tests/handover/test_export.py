@@ -133,6 +133,12 @@ def test_a_batch_that_the_graph_fixes_is_named_and_can_be_kept(tmp_path):
     assert {row.batch for row in report.rows} == {None}
 
 
+def test_a_net_that_runs_only_without_a_graph_is_refused(tmp_path):
+    net = nn.HybridLambda(lambda F, x: x * F.sum(x, axis=1, keepdims=True))  # broadcasts arrays
+    with pytest.raises(UsageError, match="as a graph the net does not accept .* hybridize it"):
+        amp.export_onnx(net, tmp_path / "net.onnx", nd.ones((2, 3)))
+
+
 def test_a_batch_axis_for_each_input(tmp_path):
     class Scaled(mx.gluon.HybridBlock):
         def hybrid_forward(self, F, x, factor, states):

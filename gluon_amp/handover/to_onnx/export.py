@@ -217,6 +217,13 @@ def _batch_axes(
             "input and None for one that has no batch."
         )
     axes = dict(zip(names, axes))
+    try:
+        network.shapes(network.inputs)
+    except UsageError as error:
+        raise UsageError(
+            f"export_onnx(): as a graph the net does not accept these inputs ({error}): hybridize "
+            "it, and make it run."
+        ) from None
     if sizes:
         size = next(iter(sizes.values()))
         try:
