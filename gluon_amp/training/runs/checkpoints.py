@@ -215,8 +215,8 @@ class Checkpoints:
         """Raise `UsageError` if a new run would mix its checkpoints with those of another."""
         if self.existing():
             raise UsageError(
-                f"{self.folder} holds checkpoints of an earlier run: go on with it by --resume "
-                "auto, or give another --save-dir."
+                f"{self.folder} holds checkpoints of an earlier run: continue with --resume auto, "
+                "or give another --save-dir."
             )
 
     def check_last(self, saved: Saved) -> None:

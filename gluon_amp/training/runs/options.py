@@ -83,8 +83,8 @@ def add_precision(parser: TrainingParser) -> Add:
     )
     add("--dtype", computed, type=dtype, metavar="|".join(PRESETS), default="float32")
     scale = (
-        "factor of the loss (default: dynamic for float16, none for the others; the first dynamic "
-        "one is N, or found from the first gradients)"
+        "loss scale: dynamic, none or a power of two (default: dynamic for float16, none for the "
+        "others); a dynamic one starts at N, or is found from the first gradients"
     )
     add("--loss-scale", scale, type=loss_scale, metavar="dynamic[:N]|none|N")
     return add

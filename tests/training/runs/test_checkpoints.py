@@ -70,7 +70,7 @@ LAST, EARLIER = "epoch002-sample00000000.ckpt", "epoch001-sample00000064.ckpt"
 @pytest.mark.parametrize(
     "arguments, sentence",
     [
-        ([], "holds checkpoints of an earlier run: go on with it by --resume auto"),
+        ([], "holds checkpoints of an earlier run: continue with --resume auto"),
         (["--resume", "auto", "--model", "cifar_resnet20_v1"], "with the model cifar_resnet8_v1"),
         (["--resume", "auto", "--dtype", "float32"], "with --dtype float16"),
         (["--resume", "digits-cifar_resnet8_v1-1.params"], "by amp.save_checkpoint"),
