@@ -256,7 +256,7 @@ def run(name: str) -> List[list]:
     else:
         pixels = next(p for at, p in zoo_coverage.PIXELS if re.search(at, name.split("/")[1]))
         # GluonCV's R-CNNs accept one image alone
-        inputs, batch_axis = (images(pixels),), 0
+        inputs, batch_axis = (images(pixels, 4 if pixels < 224 else 2),), 0
         if "rcnn" in name:
             inputs, batch_axis = (inputs[0][:1],), None
         net = zoo_coverage.untrained(name)
