@@ -8,7 +8,7 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from experiments import pages, preprocessing
+from experiments import preprocessing
 from experiments.preprocessing import EXACT, MEAN, OURS, STD, Pipeline, levels
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.data.decode import decode
@@ -82,15 +82,3 @@ def test_the_program_writes_its_page(tmp_path, monkeypatch):
     page = (tmp_path / "preprocessing.md").read_text()
     assert "2 random parts of each photograph" in page
     assert "| the same | 0.00 | 0 | 0.00 | 0 | 0.0 | 0.0 |" in page
-
-
-def test_the_guide_quotes_the_measured_rows():
-    rows = json.loads((pages.DOCS / "results" / "preprocessing.json").read_text())["rows"]
-    text = " ".join((pages.DOCS / "guide" / "leave_mxnet.md").read_text().split())
-    for start, end, case in (
-        ("does. The best class of", "of the images changes", "OpenCV bilinear, Pillow bilinear"),
-        ("MXNet rounds it down:", ". - ", "Crop rounded down, to even"),
-        ("Pillow to RGB:", ", which", "RGB, BGR"),
-    ):
-        (row,) = (row for name, row in rows.items() if name.startswith(case))
-        assert f"{start} {row[-1]:.1f} %{' ' * end[0].isalpha()}{end}" in text
