@@ -17,7 +17,7 @@ from gluon_amp.training.data import TrainingBatches, describe_unreadable
 from gluon_amp.training.data.text import Chunks
 from gluon_amp.training.runs import log, report
 from gluon_amp.training.runs.checkpoints import Checkpoints, Position
-from gluon_amp.training.runs.devices import is_emulated
+from gluon_amp.training.runs.devices import is_emulated, other_recommended
 from gluon_amp.training.runs.engines.base import Engine
 from gluon_amp.training.runs.engines.build import optimizer_options
 from gluon_amp.training.runs.history import Counts, EpochResult, History, Validation
@@ -107,6 +107,9 @@ class Training:
         if self.recipe.notice:
             log.logger.info("%s\n", self.recipe.notice)
         log.logger.info("%s\n", report.table(self.plan()))
+        recommended = other_recommended(Policy(self.recipe.policy), self.devices)
+        if recommended:
+            log.logger.info("%s\n", recommended)
         if self.recipe.eval_only:
             finished = position.epoch if position.samples else max(position.epoch - 1, 0)
             return self.validate(finished)
