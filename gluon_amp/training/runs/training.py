@@ -40,6 +40,7 @@ class Training:
     """
 
     keeps_best = False  # besides the newest
+    recommends = False  # a faster dtype, if there is one
     columns = log.COLUMNS  # what a terminal shows of each epoch; `cells` returns their values
 
     recipe: Any  # Recipe or LanguageRecipe
@@ -108,7 +109,7 @@ class Training:
             log.logger.info("%s\n", self.recipe.notice)
         log.logger.info("%s\n", report.table(self.plan()))
         recommended = other_recommended(Policy(self.recipe.policy), self.devices)
-        if recommended:
+        if recommended and self.recommends:
             log.logger.info("%s\n", recommended)
         if self.recipe.eval_only:
             finished = position.epoch if position.samples else max(position.epoch - 1, 0)
