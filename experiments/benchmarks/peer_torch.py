@@ -234,21 +234,21 @@ class Lstm(nn.Module):
         return self.head(self.lstm(self.embedding(x))[0]).flatten(0, 1)
 
 
+def _block(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(*_convolution(inputs, outputs, 3))
+
+
 class UNet(nn.Module):
     """The U-Net: each resolution reads what is below, and the same resolution on the way down."""
 
     def __init__(self, pixels: int):
         super().__init__()
         high, middle, low = sizes.UNET.channels
-        block = lambda inputs, outputs: nn.Sequential(*_convolution(inputs, outputs, 3))  # noqa: E731
-        self.down1, self.down2, self.bottom = (
-            block(3, high),
-            block(high, middle),
-            block(middle, low),
-        )
+        self.down1, self.down2 = _block(3, high), _block(high, middle)
+        self.bottom = _block(middle, low)
         self.enlarge2 = nn.ConvTranspose2d(low, middle, 2, 2)
         self.enlarge1 = nn.ConvTranspose2d(middle, high, 2, 2)
-        self.up2, self.up1 = block(low, middle), block(middle, high)
+        self.up2, self.up1 = _block(low, middle), _block(middle, high)
         self.head = nn.Conv2d(high, sizes.UNET.classes, 1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
