@@ -39,7 +39,7 @@ def _clients(values: pages.Values, path: Path) -> pages.Parts:
 PAGES: Sequence[Tuple[str, Callable[[pages.Values, Path], pages.Parts], Draw]] = (
     *((f"benchmarks/{name}.json", _benchmark, report.draw) for name in SUITES),
     ("benchmarks/amd_epyc/*.json", _benchmark, report.draw),
-    ("benchmarks/families.json", lambda v, _: report.parts(v, families.tables(v)), None),
+    ("benchmarks/families*.json", lambda v, p: families.parts(v, f"{p.stem}.png"), families.draw),
     ("results/ablation.json", lambda v, _: ablation.parts(v), ablation.draw),
     ("results/clients.json", _clients, None),
     ("results/floor/*.json", lambda v, _: floor.parts(v), floor.draw),

@@ -455,8 +455,8 @@ for name, accuracy, images in (("ImageNet", 0.7618, 50_000), ("digits", 0.96, le
 #
 # 1. Set `WEIGHT` to 2^-20. Is the scale still needed? What does the histogram
 #    say, and what `amp.gradient_report`?
-# 2. On a CPU with AVX512, train with the policy `bfloat16`, a weight of 2^-24
-#    and no scale. Why does it work?
+# 2. Train with the policy `bfloat16`, a weight of 2^-24 and no scale. Why does it
+#    work?
 # 3. At which learning rate do masters begin to matter?
 # 4. Let the first layer divide each image of 0 to 255 by its length, the root
 #    of a sum of squares, and pin `square` and `sum` to float16. What does the

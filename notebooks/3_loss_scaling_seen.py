@@ -486,8 +486,7 @@ assert verdicts[1] == verdicts[4] == "ok"
 #    first picture with it. When would you want it?
 # 3. A dynamic scale ends at 2^24. For which `WEIGHT` is that too low? Try
 #    `max_scale=2.0**40`.
-# 4. Train the scanned digits with the policy `bfloat16` (needs AVX512), as they
-#    are.
+# 4. Train the scanned digits with the policy `bfloat16`, as they are.
 
 # %%
 print("Python", platform.python_version())

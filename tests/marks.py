@@ -10,4 +10,4 @@ needs_library = pytest.mark.skipif(
     not kernels.available(), reason="the C++ operators cannot be built here"
 )
 needs_layout = pytest.mark.skipif(not blocked.available(), reason="no C++ library or no oneDNN")
-needs_bfloat16 = pytest.mark.skipif(not bfloat16.is_native(), reason="no AVX512")
+needs_bfloat16 = pytest.mark.skipif(not bfloat16.is_native(), reason="no fast bfloat16")

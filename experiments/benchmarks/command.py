@@ -28,11 +28,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     positive, add = command_line.positive_int, parser.add_argument
     suites = "default: %(default)s; 'all' is all but families, which takes 25 minutes"
     add("--suite", choices=(*SUITES, "families", "all"), default="step", help=suites)
-    names = "of MXNet's Model Zoo or GluonCV (default: resnet50_v1; with families, all of theirs)"
+    names = "of MXNet's Model Zoo or GluonCV (default: resnet50_v1; with families, all of its own)"
     add("--networks", nargs="+", default=[], metavar="NAME", help=names)
     batch = f"default: {REFERENCE['batch']}; with families, that of each"
     add("--batch-size", type=positive, metavar="N", help=batch)
-    pixels = f"size of the images (default: {REFERENCE['pixels']}; with families, those of each)"
+    pixels = (
+        f"of an image's side, or tokens (default: {REFERENCE['pixels']}; with families, as each)"
+    )
     add("--pixels", type=command_line.whole(1, 8192), metavar="N", help=pixels)
     dtypes = "what to compare (default: all three)"
     add("--dtypes", nargs="+", choices=DTYPES, default=list(DTYPES), help=dtypes)
@@ -132,7 +134,6 @@ def run_families(options: argparse.Namespace, command: str) -> None:
     if not measured:
         raise command_line.UsageError("; ".join(left_out.values()))
     result = report.as_json(suite, measured, about, command)
-    result["ratios"] = [*families.Results(result["cases"]).summary(), *result["ratios"]]
     result["reorders"] = []
     for one in (one.case for one in measured):
         network, kind, variant = one.label.split(", ", 2)
@@ -144,8 +145,12 @@ def run_families(options: argparse.Namespace, command: str) -> None:
     tables = families.tables(result)
     print(f"\n{tables}")
     if options.output:
-        parts = report.parts(result, tables)
-        pages.write(options.output / "families", "benchmarks/families.md", parts, result)
+        # a page of its own where oneDNN may not use all that the CPU has
+        isa = about["variables"].get("DNNL_MAX_CPU_ISA", "").lower()
+        stem = f"families-{isa}" if isa else "families"
+        parts = families.parts(result, f"{stem}.png")
+        words = "benchmarks/families.md"
+        pages.write(options.output / stem, words, parts, result, families.draw)
 
 
 def peer_versions(python: Path) -> str:

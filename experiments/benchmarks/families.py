@@ -5,21 +5,26 @@ Each family is measured in turn with all of its cases, so that few processes are
 
 import math
 import statistics
+from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from experiments.benchmarks import report
 from experiments.benchmarks.suites import Case, Ratio, Suite
-from experiments.pages import Values, table
+from experiments.pages import Parts, Values, table
+from experiments.standalone import figures
 
 
 class Family(NamedTuple):
-    """A network, of the Model Zoo or else of GluonCV, and the size of its training step."""
+    """A network, of the Model Zoo or else of GluonCV, and the size of its training step.
+
+    One that is built here (`networks`) is only trained, with Adam, and not by contrib.amp.
+    """
 
     network: str
     batch: int = 16
-    pixels: int = 112
+    pixels: int = 112  # or tokens
     image: int = 224  # pixels of the single image of inference
-    counts: bool = True  # among the 8 networks of the first geometric mean
+    built: bool = False
 
 
 FAMILIES = (
@@ -31,10 +36,14 @@ FAMILIES = (
     Family("inceptionv3", batch=4, pixels=299, image=299),
     Family("mobilenet1.0"),
     Family("mobilenetv2_1.0"),
-    Family("mobilenetv3_large", counts=False),
+    Family("mobilenetv3_large"),
     # the pooling of these two expects 224 px
-    Family("densenet121", batch=4, pixels=224, counts=False),
-    Family("squeezenet1.1", batch=8, pixels=224, counts=False),
+    Family("densenet121", batch=4, pixels=224),
+    Family("squeezenet1.1", batch=8, pixels=224),
+    Family("unet", batch=8, pixels=96, built=True),
+    Family("lstm", batch=8, pixels=128, built=True),
+    Family("transformer", batch=8, pixels=128, built=True),
+    Family("bert_base", batch=4, pixels=128, built=True),
 )
 NETWORKS = [family.network for family in FAMILIES]
 
@@ -50,6 +59,7 @@ class Variant(NamedTuple):
 
 STOCK, FLOAT32, BFLOAT16, FLOAT16 = "float32", "float32, amp.Trainer", "bfloat16", "float16"
 CONTRIB, PEERS = "contrib.amp", ("PyTorch float32", "PyTorch bfloat16")
+OURS = (FLOAT32, BFLOAT16, FLOAT16)
 
 VARIANTS = (
     Variant(STOCK, "mxnet", "float32"),
@@ -103,6 +113,12 @@ def families(
         family = listed.get(network) or Family(network)
         size = {"batch": batch or family.batch, "pixels": pixels or family.pixels}
         image = {"batch": 1, "pixels": pixels or family.image}
+        if family.built:
+            training = [v for v in variants if v.library != "contrib.amp"]
+            groups.append(
+                [_case(network, "training", v, optimizer="adam", **size) for v in training]
+            )
+            continue
         inferring = [v for v in variants if v.infers]
         groups.append([_case(network, "training", variant, **size) for variant in variants])
         groups.append([_case(network, "inference", variant, **size) for variant in inferring])
@@ -120,7 +136,7 @@ def families(
     return Suite("Network families", groups, ratios)
 
 
-def _case(network: str, kind: str, variant: Variant, end: str = "", **size: int) -> Case:
+def _case(network: str, kind: str, variant: Variant, end: str = "", **options: Any) -> Case:
     return Case(
         label(network, kind, variant.name) + end,
         "train" if kind == "training" else "infer",
@@ -128,7 +144,7 @@ def _case(network: str, kind: str, variant: Variant, end: str = "", **size: int)
         variant.dtype,
         network,
         loss_scale="dynamic" if variant.dtype == "float16" else None,
-        **size,
+        **options,
     )
 
 
@@ -143,12 +159,18 @@ class Results:
         """Return a measured case; None if it was not measured or failed."""
         return self.cases.get(label(network, kind, variant))
 
+    def fastest(
+        self, network: str, variants: Sequence[str], kind: str = "training"
+    ) -> Optional[Values]:
+        """Return the fastest of some cases that were measured; None without one."""
+        found = filter(None, (self.find(network, kind, variant) for variant in variants))
+        return min(found, key=lambda one: one["median_seconds"], default=None)
+
     def quotients(self, kind: str, over: Sequence[str], under: str) -> Dict[str, List[float]]:
         """Return a ratio in each round, of all networks that have it."""
         found = {}
         for network in self.networks:
-            tops = filter(None, (self.find(network, kind, variant) for variant in over))
-            fastest = min(tops, key=lambda one: one["median_seconds"], default=None)
+            fastest = self.fastest(network, over, kind)
             lower = self.find(network, kind, under)
             if fastest and lower:
                 pairs = zip(fastest["seconds"], lower["seconds"])
@@ -165,12 +187,9 @@ class Results:
                 chosen: Dict[str, List[float]] = {}
                 if text == QUOTIENTS[0][0] and kind != "inference" and NETWORKS[0] in found:
                     chosen[NETWORKS[0]] = found[NETWORKS[0]]
-                several = [values for name, values in found.items() if name in COUNTED]
-                for group in (several, list(found.values())):
-                    if len(group) > 1:
-                        name = f"geometric mean of {len(group)} families"
-                        chosen[name] = geometric_means(group)
                 if len(found) > 1:
+                    name = f"geometric mean of {len(found)} families"
+                    chosen[name] = geometric_means(found.values())
                     worst = (min if larger else max)(medians, key=medians.get)
                     chosen[f"worst family ({worst})"] = found[worst]
                 for name, values in chosen.items():
@@ -180,18 +199,56 @@ class Results:
         return rows
 
 
-COUNTED = {family.network for family in FAMILIES if family.counts}
-
-
 def geometric_means(ratios: Iterable[Sequence[float]]) -> List[float]:
     """Return the geometric mean of several ratios in each round."""
     return [math.exp(statistics.fmean(map(math.log, values))) for values in zip(*ratios)]
 
 
+def parts(result: Values, picture: str) -> Parts:
+    """Return the parts of the page; `picture` is the name of the figure's file."""
+    page = report.parts(result, tables(result), picture)
+    return {**page, "title": f"# {result['suite']}, {report.cpu_kind(result['machine'])}"}
+
+
+def draw(result: Values, path: Path) -> None:
+    """Write a figure: PyTorch's fastest training step over ours, in each network."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    results = Results(result["cases"])
+    ratios = []
+    for network in results.networks:
+        theirs, ours = (results.fastest(network, variants) for variants in (PEERS, OURS))
+        if theirs and ours:
+            pairs = zip(theirs["seconds"], ours["seconds"])
+            ratios.append((statistics.median(a / b for a, b in pairs), network, ours["dtype"]))
+    about = result["machine"]
+    with matplotlib.style.context(figures.STYLE):
+        figure, panel = plt.subplots(figsize=(9, 1.8 + 0.32 * len(ratios)))
+        for ratio, network, dtype in sorted(ratios):
+            bar = panel.barh(network, ratio, color=figures.COLOURS[dtype])
+            panel.bar_label(bar, [f"{ratio:.2f}, {dtype}"], padding=3, fontsize=9)
+        panel.axvline(1, color=figures.SUPPORT)
+        panel.set_xlabel("training step: PyTorch's faster dtype / the named dtype of gluon_amp")
+        panel.margins(x=0.2)
+        panel.grid(axis="y", visible=False)
+        mean = statistics.geometric_mean(ratio for ratio, *_ in ratios) if ratios else math.nan
+        panel.set_title(
+            f"PyTorch's fastest training step / gluon_amp's: geometric mean {mean:.2f}\n"
+            f"{about['processor']}, {report.cpu_kind(about)}, {about['threads']} threads, "
+            f"{about['date']}"
+        )
+        figure.tight_layout()
+        figure.savefig(path)
+        plt.close(figure)
+
+
 def tables(result: Dict[str, Any]) -> str:
     """Return all tables of families.json in Markdown, with their headings."""
     results = Results(result["cases"])
-    parts = ["## Means and slowest families", *_means(result["ratios"])]
+    parts = ["## Means and slowest families", *_means([*results.summary(), *result["ratios"]])]
     for kind, title in KINDS.items():
         if any(results.find(n, kind, v.name) for n in results.networks for v in VARIANTS):
             parts += [f"## {title}"]
@@ -252,4 +309,6 @@ def _grid(results: Results, kind: str, text: Callable) -> str:
             stock = results.find(network, kind, STOCK)
             cells = [text(case, stock) if case else "" for case in found]
             rows.append([network, str(one["batch"]), str(one["pixels"]), *cells])
-    return table(["network", "images", "px", *(HEADS.get(name, name) for name in used)], rows)
+    return table(
+        ["network", "batch", "px, tokens", *(HEADS.get(name, name) for name in used)], rows
+    )

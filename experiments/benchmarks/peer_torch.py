@@ -1,23 +1,32 @@
 """Runs a case with PyTorch, under an interpreter that has torch and torchvision.
 
-It imports nothing of this repository but `serve`.
+It imports nothing of this repository but `serve` and `sizes`.
 
-The networks are those of MXNet's Model Zoo: where torchvision's differ in what they compute, they
-are changed here, or defined. Images are channels_last, and bfloat16 is that of autocast.
+The networks are those of MXNet's Model Zoo and of `networks`: where torchvision's differ in what
+they compute, they are changed here, or defined. Images are channels_last, and bfloat16 is that of
+autocast.
 """
 
 import os
-from typing import Any, Callable, Dict
+from functools import partial
+from typing import Any, Callable, Dict, Tuple
 
 import torch
 import torchvision
 from torch import nn
 from torch.nn import functional
 
+from experiments.benchmarks import sizes
 from experiments.benchmarks.serve import Built, serve
 
 CLASSES = 1000
 SETTINGS = {"lr": 1e-6, "momentum": 0.9, "weight_decay": 1e-4}
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, fused=True, **SETTINGS),
+    "adam": lambda parameters: torch.optim.Adam(
+        parameters, sizes.RATE, weight_decay=1e-4, fused=True
+    ),
+}
 
 
 def build(case: Dict[str, Any]) -> Built:
@@ -31,13 +40,13 @@ def build(case: Dict[str, Any]) -> Built:
 
 def train(net: nn.Module, case: Dict[str, Any]) -> Callable[[], None]:
     """Return a training step."""
-    images, labels = images_of(case), torch.randint(CLASSES, (case["batch"],))
-    optimizer = torch.optim.SGD(net.parameters(), fused=True, **SETTINGS)
+    inputs, labels = batch_of(case)
+    optimizer = OPTIMIZERS[case["optimizer"]](net.parameters())
     net.train()
 
     def step() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=case["dtype"] == "bfloat16"):
-            loss = functional.cross_entropy(net(images), labels)
+            loss = functional.cross_entropy(net(inputs), labels)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -47,21 +56,28 @@ def train(net: nn.Module, case: Dict[str, Any]) -> Callable[[], None]:
 
 def infer(net: nn.Module, case: Dict[str, Any]) -> Callable[[], None]:
     """Return a forward pass without gradients."""
-    images = images_of(case)
+    inputs, _ = batch_of(case)
     net.eval()
 
     @torch.inference_mode()
     def forward() -> None:
         with torch.autocast("cpu", torch.bfloat16, enabled=case["dtype"] == "bfloat16"):
-            net(images)
+            net(inputs)
 
     return forward
 
 
-def images_of(case: Dict[str, Any]) -> torch.Tensor:
-    """Return a batch of random images."""
-    images = torch.randn(case["batch"], 3, case["pixels"], case["pixels"])
-    return images.to(memory_format=torch.channels_last)
+def batch_of(case: Dict[str, Any]) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Return random images or tokens, and labels."""
+    batch, side, name = case["batch"], case["pixels"], case["network"]
+    if name in sizes.VOCABULARIES:
+        tokens = torch.randint(sizes.VOCABULARIES[name], (2, batch, side))
+        return tokens[0], tokens[1].flatten()
+    shape, classes = (batch,), CLASSES
+    if name == "unet":  # a label for each pixel
+        shape, classes = (batch, side, side), sizes.UNET.classes
+    images = torch.randn(batch, 3, side, side).to(memory_format=torch.channels_last)
+    return images, torch.randint(classes, shape)
 
 
 # --------------------------------------------------------------------------------------- networks
@@ -162,7 +178,93 @@ def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1, groups
     return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
 
+class Layer(nn.Module):
+    """Self-attention and two dense layers, each behind a norm and beside a shortcut."""
+
+    def __init__(self, size: sizes.Transformer):
+        super().__init__()
+        units = size.units
+        self.heads = size.heads
+        self.norm1, self.norm2 = nn.LayerNorm(units), nn.LayerNorm(units)
+        self.read, self.write = nn.Linear(units, 3 * units), nn.Linear(units, units)
+        dense = nn.Linear(units, size.hidden), nn.GELU(), nn.Linear(size.hidden, units)
+        self.dense = nn.Sequential(*dense)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return as many tokens."""
+        parts = self.read(self.norm1(x)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        found = functional.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
+        x = x + self.write(found)
+        return x + self.dense(self.norm2(x))
+
+
+class Transformer(nn.Module):
+    """A transformer of some size; its scores have a row for each token of the batch."""
+
+    def __init__(self, size: sizes.Transformer, pixels: int):
+        super().__init__()
+        units = size.units
+        self.embedding = nn.Embedding(size.vocabulary, units)
+        self.positions = nn.Embedding(size.positions, units) if size.positions else None
+        layers = [*(Layer(size) for _ in range(size.layers)), nn.LayerNorm(units)]
+        if size.transforms:
+            layers += [nn.Linear(units, units), nn.GELU(), nn.LayerNorm(units)]
+        self.body = nn.Sequential(*layers, nn.Linear(units, size.vocabulary))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a score of each word for each token."""
+        tokens = self.embedding(x)
+        if self.positions is not None:
+            tokens = tokens + self.positions(torch.arange(x.shape[1]))
+        return self.body(tokens).flatten(0, 1)
+
+
+class Lstm(nn.Module):
+    """The LSTM; its scores have a row for each token of the batch."""
+
+    def __init__(self, pixels: int):
+        super().__init__()
+        size = sizes.LSTM
+        self.embedding = nn.Embedding(size.vocabulary, size.embedding)
+        self.lstm = nn.LSTM(size.embedding, size.units, size.layers, batch_first=True)
+        self.head = nn.Linear(size.units, size.vocabulary)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a score of each word for each token."""
+        return self.head(self.lstm(self.embedding(x))[0]).flatten(0, 1)
+
+
+def _block(inputs: int, outputs: int) -> nn.Module:
+    return nn.Sequential(*_convolution(inputs, outputs, 3))
+
+
+class UNet(nn.Module):
+    """The U-Net: each resolution reads what is below, and the same resolution on the way down."""
+
+    def __init__(self, pixels: int):
+        super().__init__()
+        high, middle, low = sizes.UNET.channels
+        self.down1, self.down2 = _block(3, high), _block(high, middle)
+        self.bottom = _block(middle, low)
+        self.enlarge2 = nn.ConvTranspose2d(low, middle, 2, 2)
+        self.enlarge1 = nn.ConvTranspose2d(middle, high, 2, 2)
+        self.up2, self.up1 = _block(low, middle), _block(middle, high)
+        self.head = nn.Conv2d(high, sizes.UNET.classes, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return a score of each class for each pixel."""
+        pool = partial(functional.max_pool2d, kernel_size=2)
+        first = self.down1(x)
+        second = self.down2(pool(first))
+        third = self.enlarge2(self.bottom(pool(second)))
+        second = self.enlarge1(self.up2(torch.cat([third, second], 1)))
+        return self.head(self.up1(torch.cat([second, first], 1)))
+
+
 NETWORKS = {
+    **{name: partial(Transformer, size) for name, size in sizes.TRANSFORMERS.items()},
+    "lstm": Lstm,
+    "unet": UNet,
     "resnet18_v1": _of_torchvision("resnet18"),
     "resnet50_v1": resnet50_v1,
     "resnet50_v2": resnet50_v2,

@@ -17,9 +17,16 @@ from experiments.standalone import figures, hardware
 
 # instruction sets that decide which kernels of oneDNN and of gluon_amp run
 FLAGS = ("avx2", "f16c", "avx512f", "avx512_bf16", "amx_bf16")
+KINDS = {"avx2": "AVX2", "avx512f": "AVX512", "avx512_bf16": "AVX512_BF16", "amx_bf16": "AMX"}
 PACKAGES = ("mxnet", "gluon_amp", "numpy")
 # environment variables that decide it too, or how threads wait
-VARIABLES = ("DNNL_MAX_CPU_ISA", "GLUON_AMP_NATIVE", "OMP_WAIT_POLICY")
+VARIABLES = (
+    "DNNL_MAX_CPU_ISA",
+    "ATEN_CPU_CAPABILITY",
+    "GLUON_AMP_NATIVE",
+    "GLUON_AMP_BFLOAT16",
+    "OMP_WAIT_POLICY",
+)
 # ticks of a logarithmic axis
 MILLISECONDS = [digit * 10**power for power in range(6) for digit in (1, 2, 5)]
 AXES = ("batch", "pixels", "parameters")  # of the suite named scaling
@@ -27,7 +34,7 @@ AXES = ("batch", "pixels", "parameters")  # of the suite named scaling
 
 def machine(threads: int) -> Dict[str, Any]:
     """Return what the figures depend on: date, processor, memory, threads and versions."""
-    flags, memory = hardware.cpu_flags(), None
+    flags, memory = hardware.onednn_flags(), None
     if platform.system() == "Linux":
         memory = round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
     return {
@@ -49,6 +56,11 @@ def _version(package: str) -> str:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             return importlib.metadata.version(name)
     return "not installed"
+
+
+def cpu_kind(about: Values) -> str:
+    """Return the newest instruction set that a machine could use."""
+    return next((KINDS[f] for f in reversed(about["instructions"]) if f in KINDS), "SSE")
 
 
 def as_json(suite: Suite, measured: List[Measured], about: Values, command: str) -> Values:

@@ -16,9 +16,9 @@ class Case:
     work: str
     library: str  # 'gluon_amp', 'contrib.amp', 'pytorch', or 'mxnet' for plain MXNet
     dtype: str  # one of DTYPES
-    network: str = "resnet50_v1"  # of the Model Zoo or GluonCV, with 1000 classes
-    batch: int = 16  # images
-    pixels: int = 112  # their height and width
+    network: str = "resnet50_v1"  # of `networks`, or the Model Zoo or GluonCV with 1000 classes
+    batch: int = 16  # images or sequences
+    pixels: int = 112  # their height and width, or tokens
     loss_scale: Union[str, float, None] = "dynamic"  # of `gluon_amp.Trainer`
     optimizer: str = "sgd"  # with momentum 0.9; or 'adam'
     check_finite: Optional[bool] = None  # of `gluon_amp.Trainer`

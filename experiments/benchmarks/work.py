@@ -4,17 +4,21 @@ Only this module imports MXNet: the process that compares must not hold memory o
 cases of gluon_amp import gluon_amp, because that enables AMX in oneDNN.
 """
 
+from dataclasses import replace
 from typing import Any, Callable, Dict, Tuple
 
 import numpy as np
 
 from experiments.benchmarks.serve import Built, serve
+from experiments.benchmarks.sizes import RATE, UNET, VOCABULARIES
 from experiments.benchmarks.suites import Case
 from experiments.standalone import compat
 
 # what `import gluon_amp` does first: MXNet 1.9.1 needs it beside numpy 1.24 or Python 3.12
 compat.restore_numpy_aliases()
 compat.restore_distutils()
+
+from experiments.benchmarks.networks import BUILT
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -23,7 +27,7 @@ from mxnet.gluon.model_zoo import vision
 # small rates, so that training on noise does not overflow
 SETTINGS = {
     "sgd": {"learning_rate": 1e-6, "momentum": 0.9, "wd": 1e-4},
-    "adam": {"learning_rate": 1e-6, "wd": 1e-4},
+    "adam": {"learning_rate": RATE, "wd": 1e-4},
 }
 CLASSES = 1000
 
@@ -34,7 +38,7 @@ CLASSES = 1000
 def network(case: Case) -> mx.gluon.HybridBlock:
     """Return the case's network, initialized, neither hybridized nor cast."""
     mx.random.seed(0)
-    net = _model(case.network)
+    net = BUILT[case.network]() if case.network in BUILT else _model(case.network)
     net.initialize(mx.init.Xavier())
     return net
 
@@ -53,10 +57,16 @@ def _model(name: str) -> mx.gluon.HybridBlock:
 
 
 def batch_of(case: Case) -> Tuple[nd.NDArray, nd.NDArray]:
-    """Return images and labels from a seeded generator."""
-    random = np.random.RandomState(0)
-    images = random.normal(size=(case.batch, 3, case.pixels, case.pixels))
-    return nd.array(images), nd.array(random.randint(0, CLASSES, case.batch))
+    """Return images or tokens, and labels, from a seeded generator."""
+    random, side = np.random.RandomState(0), case.pixels
+    if case.network in VOCABULARIES:
+        tokens = random.randint(0, VOCABULARIES[case.network], (2, case.batch, side))
+        return nd.array(tokens[0]), nd.array(tokens[1])
+    images = random.normal(size=(case.batch, 3, side, side))
+    shape, classes = (case.batch,), CLASSES
+    if case.network == "unet":  # a label for each pixel
+        shape, classes = (case.batch, side, side), UNET.classes
+    return nd.array(images), nd.array(random.randint(0, classes, shape))
 
 
 def train(case: Case) -> Callable[[], Any]:
@@ -78,7 +88,7 @@ def train(case: Case) -> Callable[[], Any]:
     if case.library == "contrib.amp":
         amp.init_trainer(trainer)
     images, labels = batch_of(case)
-    loss_fn = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    loss_fn = mx.gluon.loss.SoftmaxCrossEntropyLoss(axis=1 if case.network == "unet" else -1)
 
     def step() -> Any:
         with autograd.record():
@@ -119,8 +129,9 @@ def infer(case: Case) -> Callable[[], None]:
 
 def trained_parameters(case: Case) -> Dict[str, mx.gluon.Parameter]:
     """Return the trained parameters of the case's network by name, with known shapes."""
-    net, pixels = network(case), case.pixels if case.images else 224
-    net(nd.zeros((1, 3, pixels, pixels)))  # determines the shapes
+    net = network(case)
+    inputs, _ = batch_of(replace(case, batch=1, pixels=case.pixels if case.images else 224))
+    net(inputs)  # determines the shapes
     return {name: p for name, p in net.collect_params().items() if p.grad_req != "null"}
 
 

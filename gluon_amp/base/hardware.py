@@ -46,6 +46,11 @@ def onednn_flags() -> FrozenSet[str]:
     )
 
 
+def has_fast_bfloat16() -> bool:
+    """Return whether oneDNN may use AVX512_BF16, which every CPU with AMX has; True if unknown."""
+    return not cpu_flags() or "avx512_bf16" in onednn_flags()
+
+
 def has_amx() -> bool:
     """Return whether oneDNN may use AMX for bfloat16: on Linux, on an x86-64 CPU that has it."""
     supported = platform.system() == "Linux" and platform.machine() == "x86_64"

@@ -1,9 +1,9 @@
 """Turns a cast graph into one that a certain device can run.
 
-A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, and bfloat16 kernels only
-if oneDNN has them for it (`bfloat16`); otherwise a dtype is emulated. `PASSES` lists what rewrites
-the graph, in this order, and why. The dtypes of its tensors are inferred once: each pass returns
-those of the graph that it writes (`typed_graph`), and the graph itself if nothing changes.
+A GPU has float16 kernels. A CPU has no float16 matrix product in MXNet, and fast bfloat16 kernels
+only if oneDNN has them for it (`bfloat16`); otherwise a dtype is emulated. `PASSES` lists what
+rewrites the graph, in this order, and why. The dtypes of its tensors are inferred once: each pass
+returns those of the graph that it writes (`typed_graph`), and the graph itself if nothing changes.
 """
 
 from typing import Callable, Dict, FrozenSet, NamedTuple, Optional

@@ -1,12 +1,12 @@
 """Emulates low precision on a CPU: float32 tensors hold its values, rounded after each operator.
 
 MXNet's CPU build has no float16 matrix product ("FP16 gemm on cpu not implemented!"), and oneDNN
-has bfloat16 kernels for CPUs with AVX512 only. In the emulation, each operator that the cast graph
-runs in float16 reads float16 values, computes in float32 and has its outputs rounded to float16: to
-nearest even, with subnormals, with overflow to infinity. A Tensor Core does the same: it multiplies
-float16 and accumulates in float32. (A policy can accumulate in float16 instead: `float16_sums`.)
-Gradients are rounded at the same places in the backward pass, so they underflow and overflow as on
-a GPU. bfloat16 is emulated in the same way.
+has fast bfloat16 kernels for CPUs with AVX512_BF16 or AMX only. In the emulation, each operator
+that the cast graph runs in float16 reads float16 values, computes in float32 and has its outputs
+rounded to float16: to nearest even, with subnormals, with overflow to infinity. A Tensor Core does
+the same: it multiplies float16 and accumulates in float32. (A policy can accumulate in float16
+instead: `float16_sums`.) Gradients are rounded at the same places in the backward pass, so they
+underflow and overflow as on a GPU. bfloat16 is emulated in the same way.
 
 Operators that only move or select values (reshape, relu, max-pooling) need no rounding, since they
 return values of the format already.
@@ -44,7 +44,7 @@ def is_emulated(dtype: str, device_type: str = "cpu") -> bool:
     if device_type == "gpu":
         return False
     return dtype in ("float16", *study.FORMATS) or (
-        dtype == "bfloat16" and not bfloat16.is_native()
+        dtype == "bfloat16" and not bfloat16.is_native(kernels.available())
     )
 
 

@@ -30,6 +30,35 @@ def test_a_cpu_without_known_flags_is_tried(monkeypatch):
     assert bfloat16.has_kernels.__wrapped__() == bfloat16.has_kernels()
 
 
+AVX512 = frozenset(hardware.AVX512_FLAGS)
+WITH_BF16 = AVX512 | {"avx512_bf16"}
+
+
+@pytest.mark.parametrize(
+    "flags, isa, choice, can_emulate, native",
+    [
+        (WITH_BF16, "", "", True, True),
+        (WITH_BF16 | hardware.AMX_FLAGS, "AVX512_CORE_BF16", "", True, True),
+        (WITH_BF16, "AVX512_CORE", "", True, False),
+        (AVX512, "", "", True, False),  # slower by oneDNN's kernels than emulated
+        (AVX512, "", "", False, True),
+        (AVX512, "", "Native", True, True),
+        (WITH_BF16, "", "emulated", False, False),
+        (frozenset(), "", "", True, True),  # unknown: the trial of the kernels decides
+    ],
+)
+def test_a_cpu_runs_bfloat16_in_the_faster_way(
+    flags, isa, choice, can_emulate, native, monkeypatch
+):
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(bfloat16, "has_kernels", lambda: True)
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", isa)
+    monkeypatch.setenv(bfloat16.VARIABLE, choice)
+    assert bfloat16.is_native(can_emulate) is native
+    monkeypatch.setattr(bfloat16, "has_kernels", lambda: False)
+    assert not bfloat16.is_native(can_emulate)
+
+
 def test_a_cpu_without_bfloat16_prints_no_error():
     code = (
         "import gluon_amp.base.bfloat16 as b, os\n"
@@ -56,14 +85,13 @@ def test_without_the_library_the_emulation_is_refused_in_one_sentence(monkeypatc
 
 
 @needs_library
-def test_the_emulation_can_be_chosen(monkeypatch):
+def test_the_way_can_be_chosen(monkeypatch):
     net, x = gluon.nn.Dense(1, in_units=1, use_bias=False), nd.array([[1 + 2**-7]])
     net.initialize(mx.init.Constant(1 + 2**-7))
     amp.cast(net, "bfloat16")
     exact = (1 + 2**-7) ** 2
-    for value in ("Emulated", ""):
+    for value in ("Emulated", "Native", ""):
         monkeypatch.setenv(bfloat16.VARIABLE, value)
-        assert bfloat16.is_native() == (not value and bfloat16.has_kernels())
         net.hybridize()
         assert net(x).asscalar() == 1 + 2**-6 < exact  # rounded to 8 bits
         emulated = "(emulated)" in str(amp.describe(net, x))

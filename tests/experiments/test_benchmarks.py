@@ -1,11 +1,12 @@
 """Benchmarks: small suites as processes, and tables, ratios and counts from literal values."""
 
 import json
+import math
 import sys
 
 import pytest
 
-from experiments.benchmarks import command, profile
+from experiments.benchmarks import command, families, profile, work
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
 
 SMALL = (
@@ -82,20 +83,53 @@ def peer(tmp_path):
     return path
 
 
-def test_small_families_beside_a_peer(benchmark, tmp_path, peer):
+def test_small_families_beside_a_peer(benchmark, tmp_path, peer, monkeypatch):
+    monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
     words = [*SMALL.split(), "--suite", "families", "--peer-python", peer, "--output", tmp_path]
     status, _, err = benchmark(*words)
     assert status == 0, err
-    result = json.loads((tmp_path / "families.json").read_text())
+    result = json.loads((tmp_path / "families-avx2.json").read_text())
+    assert {"avx512f", "amx_bf16"}.isdisjoint(result["machine"]["instructions"])
     names = ("training, float32", "training, float32, amp.Trainer", "training, PyTorch float32")
     names += ("inference, float32", "image, float32")
     assert [one["label"] for one in result["cases"]] == [f"mobilenet0.25, {n}" for n in names]
     failed = "mobilenet0.25, image, PyTorch float32"
     assert result["left_out"][failed] == f"{failed}: no such network"
     assert str(peer) not in result["command"] and "--peer-python PYTHON" in result["command"]
-    page = (tmp_path / "families.md").read_text()
-    for part in ("# Network families", "## Training step", "| 250.0 |", "PyTorch 0.0"):
+    page = (tmp_path / "families-avx2.md").read_text()
+    assert (tmp_path / "families-avx2.png").read_bytes().startswith(b"\x89PNG")
+    for part in (
+        "# Network families, AVX2",
+        "(families-avx2.png)",
+        "## Training step",
+        "| 250.0 |",
+        "PyTorch 0.0",
+    ):
         assert part in page
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("unet", 227012),
+        # four gates: input, state and two biases; twice, and embedding and head
+        ("lstm", 4 * 512 * (256 + 3 * 512 + 4) + 2000 * (256 + 512 + 1)),
+        # a layer: two norms, four projections, two dense layers; a norm, embedding and head
+        ("transformer", 4 * (12 * 256**2 + 13 * 256) + 2 * 256 + 2000 * (2 * 256 + 1)),
+    ],
+)
+def test_a_network_that_is_built_here_is_trained(name, parameters):
+    suite = families.families([name], ["float32"], peer=True, batch=2, pixels=8)
+    (cases,) = suite.groups
+    assert [case.label.partition(", ")[2] for case in cases] == [
+        "training, float32",
+        "training, float32, amp.Trainer",
+        "training, PyTorch float32",
+    ]
+    assert {case.optimizer for case in cases} == {"adam"}
+    sizes = [p.shape for p in work.trained_parameters(cases[1]).values()]
+    assert sum(math.prod(shape) for shape in sizes) == parameters
+    assert work.train(cases[1])().applied
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,7 @@ def pretend(monkeypatch):
             "all_cores": 2,
             "load": 0.5,
             "cpu_flags": frozenset(flags.split()),
+            "all_cpu_flags": frozenset("f16c avx2 avx512f".split()),
             "cpu_bfloat16": True,
             "compiler": "g++",
             "native": True,
@@ -124,6 +125,8 @@ def test_each_generation(pretend, capsys, gpu, about, runs, tensor_cores):
 
 EMULATED = "emulated by MXNet's own operators, several times slower than float32: install a C++ "
 NO_AVX512 = {"flags": "avx2 f16c", "cpu_bfloat16": False}
+FORBIDDEN = {**NO_AVX512, "all_cpu_flags": frozenset({"avx512_bf16"})}
+SLOWER = "emulated, slower than float32: the roundings of bfloat16, but"
 WITHOUT = "without Tensor Cores on Tesla P40: about as fast as float32, half of the memory."
 CPU = {"driver": False, "cuda": False}
 
@@ -146,7 +149,8 @@ CPU = {"driver": False, "cuda": False}
         ([], {**CPU, "flags": "amx_tile amx_bf16"}, "bfloat16", True, "by oneDNN, with AMX if "),
         ([], CPU, "bfloat16", True, "by oneDNN with AVX512_BF16: two products in the time of one"),
         ([], {**CPU, "flags": "avx512f"}, "bfloat16", True, "by oneDNN with AVX512, but without "),
-        ([], {**CPU, **NO_AVX512}, "bfloat16", True, "emulated, slower than float32: the "),
+        ([], {**CPU, **NO_AVX512}, "bfloat16", True, f"{SLOWER} this CPU has no AVX512_BF16 "),
+        ([], {**CPU, **FORBIDDEN}, "bfloat16", True, f"{SLOWER} oneDNN may not use this CPU's "),
         (
             [],
             {**CPU, **NO_AVX512, "native": False},
@@ -223,10 +227,40 @@ def test_the_whole_report_of_a_machine(pretend):
         "Environment variables that are set: none that matters\n"
         "\n"
         "Policy bfloat16 cannot run here: MXNet 1.9.1 has no bfloat16 kernels for GPUs:\n"
-        "use float16 or mixed_float16, or the CPU."
+        "use float16 or mixed_float16, or the CPU.\n"
+        "\n"
+        "Recommended here: --dtype float16 (Tensor Cores; MXNet's wheels end with Ada)"
     )
-    pretend(flags="f16c amx_tile avx512f")  # a name takes all of its flags
-    assert advice.cpu_features(detection.read_machine()) == ["F16C", "AVX512"]
+    # a name takes all of its flags
+    assert advice.cpu_features(frozenset({"f16c", "amx_tile", "avx512f"})) == ["F16C", "AVX512"]
+
+
+BF16 = "bfloat16 (AVX512_BF16, faster than float32)"
+STUDY = "float32 (emulated low precision is for study)"
+
+
+@pytest.mark.parametrize(
+    "gpus, options, device, line",
+    [
+        ([], CPU, None, f"--dtype {BF16}"),
+        ([], CPU, "gpu", f"--dtype {BF16}"),
+        ([], {**CPU, "flags": "amx_tile amx_bf16"}, None, "--dtype bfloat16 (AMX, faster than "),
+        ([], {**CPU, **NO_AVX512}, None, f"--dtype {STUDY}"),
+        ([], {**CPU, "flags": "avx512f"}, None, f"--dtype {STUDY}"),  # no library, or forced
+        ([], {**CPU, "cpu_bfloat16": False}, None, f"--dtype {STUDY}"),  # emulated by choice
+        ([VOLTA], {"cuda": False}, None, f"--dtype {BF16}"),
+        ([VOLTA], {}, "cpu", f"--cpus 1 --dtype {BF16}"),
+        ([HOPPER], NO_AVX512, None, f"--cpus 1 --dtype {STUDY}"),
+        ([HOPPER, VOLTA], {}, None, "--dtype float16 (Tensor Cores; MXNet's wheels end with Ada)"),
+        ([VOLTA, PASCAL], {}, None, "--dtype float32 (no Tensor Cores: float16 saves memory only)"),
+    ],
+)
+def test_the_last_line_recommends_a_policy(pretend, gpus, options, device, line):
+    pretend(*gpus, **options)
+    report = amp.doctor(device=device)
+    last = str(report).splitlines()[-1]
+    assert last.startswith(f"Recommended here: {line}") and len(last) <= 80
+    assert f"--dtype {report.to_dict()['recommended']['policy']} " in last
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ on no other X; only PTX is compiled for later ones ("Binary Compatibility" in NV
 Programming Guide). Tensor Cores came with 7.0, but the chips TU116 and TU117 have none.
 """
 
-from typing import List, NamedTuple, Optional, Tuple
+from typing import FrozenSet, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.inspection.doctor.detection import Gpu, Machine
 from gluon_amp.policy import PRESETS, Policy
@@ -86,9 +86,9 @@ def about_load(machine: Machine) -> str:
     )
 
 
-def cpu_features(machine: Machine) -> List[str]:
-    """Return the names of this CPU's instruction sets that matter for mixed precision."""
-    return [name for flags, name in CPU_FEATURES if flags <= machine.cpu_flags]
+def cpu_features(cpu_flags: FrozenSet[str]) -> List[str]:
+    """Return the names of a CPU's instruction sets that matter for mixed precision."""
+    return [name for flags, name in CPU_FEATURES if flags <= cpu_flags]
 
 
 class Outcome(NamedTuple):
@@ -97,6 +97,37 @@ class Outcome(NamedTuple):
     policy: str
     runs: bool
     how: str
+
+
+class Recommendation(NamedTuple):
+    """The policy that trains fastest, the device for which it is meant, and the reason."""
+
+    device: str
+    policy: str
+    reason: str
+
+    def sentence(self, default: str = "cpu") -> str:
+        """Return a line of at most 80 columns, for a program whose device is `default`."""
+        cpus = "" if self.device == default else "--cpus 1 "
+        return f"Recommended here: {cpus}--dtype {self.policy} ({self.reason})"
+
+
+def recommended(machine: Machine, device: str) -> Recommendation:
+    """Return what to train with on a device, or on the CPU if MXNet cannot use the GPU."""
+    able = [gpu for gpu in machine.driver.gpus if machine.cuda_build and runs_mxnet(gpu)]
+    if device == "cpu" or not able:
+        return recommended_on_cpu(machine.cpu_flags, machine.cpu_bfloat16)
+    if all(map(has_tensor_cores, able)):
+        return Recommendation("gpu", "float16", "Tensor Cores; MXNet's wheels end with Ada")
+    return Recommendation("gpu", "float32", "no Tensor Cores: float16 saves memory only")
+
+
+def recommended_on_cpu(cpu_flags: FrozenSet[str], native: bool) -> Recommendation:
+    """Return what to train with on a CPU; `native` is whether bfloat16 is native there."""
+    fast = [name for name in cpu_features(cpu_flags) if name in ("AVX512_BF16", "AMX")]
+    if native and fast:
+        return Recommendation("cpu", "bfloat16", f"{fast[-1]}, faster than float32")
+    return Recommendation("cpu", "float32", "emulated low precision is for study")
 
 
 def default_device(machine: Machine) -> str:
@@ -157,18 +188,29 @@ def _on_cpu(machine: Machine, policy: Policy) -> Tuple[bool, str]:
     )
 
 
+def _without(machine: Machine) -> str:
+    """Return why bfloat16 is emulated: the CPU, or the variables that can keep it from oneDNN."""
+    if "avx512_bf16" in machine.all_cpu_flags:
+        return (
+            "oneDNN may not use this CPU's AVX512_BF16 or AMX (see DNNL_MAX_CPU_ISA, "
+            "MXNET_MKLDNN_ENABLED and GLUON_AMP_BFLOAT16)"
+        )
+    return "this CPU has no AVX512_BF16 and no AMX"
+
+
 def _bfloat16_on_cpu(machine: Machine) -> Tuple[bool, str]:
     if machine.cpu_bfloat16:
         if "amx_bf16" in machine.cpu_flags:
             return True, "by oneDNN, with AMX if Linux permits it (5.16 or later)."
         if "avx512_bf16" in machine.cpu_flags:
             return True, "by oneDNN with AVX512_BF16: two products in the time of one of float32."
-        return True, "by oneDNN with AVX512, but without AVX512_BF16: saves memory, not time."
+        return True, (
+            "by oneDNN with AVX512, but without AVX512_BF16: saves memory, slower than float32."
+        )
     if machine.native:
         return True, (
-            "emulated, slower than float32: the roundings of bfloat16, but this CPU has no AVX512 "
-            "that oneDNN may use (see DNNL_MAX_CPU_ISA, MXNET_MKLDNN_ENABLED and "
-            "GLUON_AMP_BFLOAT16). float32 with amp.Trainer trains fastest here."
+            f"emulated, slower than float32: the roundings of bfloat16, but {_without(machine)}. "
+            "float32 with amp.Trainer trains fastest here."
         )
     return False, (
         "oneDNN has no bfloat16 kernels on this CPU, and emulating it takes the C++ kernels: "

@@ -49,7 +49,8 @@ class Machine(NamedTuple):
     all_cores: int
     load: Optional[float]  # of the last minute
     cpu_flags: FrozenSet[str]  # that oneDNN may use
-    cpu_bfloat16: bool
+    all_cpu_flags: FrozenSet[str]
+    cpu_bfloat16: bool  # whether bfloat16 is native there
     compiler: Optional[str]
     native: bool
 
@@ -72,7 +73,8 @@ def read_machine() -> Machine:
         all_cores=hardware.count_all_cores(),
         load=load,
         cpu_flags=hardware.onednn_flags(),
-        cpu_bfloat16=bfloat16.is_native(),
+        all_cpu_flags=hardware.cpu_flags(),
+        cpu_bfloat16=bfloat16.is_native(kernels.available()),
         compiler=" ".join(compiler) if compiler else None,
         native=kernels.available(),
     )

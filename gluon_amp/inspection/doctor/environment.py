@@ -92,8 +92,11 @@ VARIABLES = (
     ),
     Variable(
         "GLUON_AMP_BFLOAT16",
-        "emulated: bfloat16 is emulated even where oneDNN has kernels for it.",
-        {"emulated": "bfloat16 is slower than by oneDNN's kernels: unset it."},
+        "emulated or native: how a CPU runs bfloat16. Default: native with AVX512_BF16 or AMX.",
+        {
+            "emulated": "with AVX512_BF16 or AMX, bfloat16 is faster by oneDNN: unset it there.",
+            "native": "without AVX512_BF16 and AMX, bfloat16 is faster emulated: unset it there.",
+        },
     ),
     Variable("CXX", "The compiler for the C++ kernels. Default g++, c++ or clang++."),
 )

@@ -25,6 +25,11 @@ class Report(Preformatted):
         """Whether the policy that was asked for runs; True without one."""
         return all(outcome.runs for outcome in self.outcomes if outcome.policy == self.asked)
 
+    @property
+    def recommended(self) -> advice.Recommendation:
+        """What to train with on the device, or on the CPU if MXNet cannot use the GPU."""
+        return advice.recommended(self.machine, self.device)
+
     def to_dict(self) -> dict:
         """Return the report as dicts, lists, strings, numbers, booleans and None."""
         machine = self.machine
@@ -52,7 +57,7 @@ class Report(Preformatted):
             "cpu": {
                 "name": machine.cpu_name,
                 "cores": machine.cores,
-                "features": advice.cpu_features(machine),
+                "features": advice.cpu_features(machine.cpu_flags),
                 "bfloat16": machine.cpu_bfloat16,
                 "compiler": machine.compiler,
                 "native": machine.native,
@@ -60,6 +65,7 @@ class Report(Preformatted):
                 "warning": advice.about_load(machine) or None,
             },
             "policies": [outcome._asdict() for outcome in self.outcomes],
+            "recommended": self.recommended._asdict(),
             "environment": [setting._asdict() for setting in self.settings],
         }
 
@@ -80,14 +86,15 @@ class Report(Preformatted):
         for outcome in self.outcomes:
             verdict = "runs" if outcome.runs else "CANNOT RUN"
             lines.append(paragraph(outcome.how, f"  {outcome.policy:<14} {verdict:<10} "))
-        return "\n".join([*lines, *self._environment(verbose), *self._verdict()])
+        lines += [*self._environment(verbose), *self._verdict(), ""]
+        return "\n".join([*lines, self.recommended.sentence(advice.default_device(self.machine))])
 
     def _versions_and_cpu(self) -> List[Tuple[str, str]]:
         m = self.machine
         wheel = " and ".join(m.wheels) or "built from source"
         cuda = "with CUDA" if m.cuda_build else "without CUDA"
         cores = f"{m.cores} core{'s' if m.cores != 1 else ''}" if m.cores else "cores unknown"
-        features = advice.cpu_features(m) or ["none of the instruction sets that matter here"]
+        features = advice.cpu_features(m.cpu_flags) or ["no instruction set that matters here"]
         kernels = "in use" if m.native else "not in use"
         busy = advice.about_load(m)
         return [

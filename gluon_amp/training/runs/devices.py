@@ -2,7 +2,9 @@
 
 from typing import List, Optional, Sequence
 
+from gluon_amp.base import hardware
 from gluon_amp.base.messages import UsageError
+from gluon_amp.inspection.doctor.advice import recommended_on_cpu
 from gluon_amp.lowering import emulation
 from gluon_amp.policy import Policy
 
@@ -38,3 +40,15 @@ def is_emulated(policy: Policy, devices: Sequence[mx.Context]) -> bool:
     return policy.studies or any(
         emulation.is_emulated(dtype, device.device_type) for device in devices
     )
+
+
+def other_recommended(policy: Policy, devices: Sequence[mx.Context]) -> Optional[str]:
+    """Return the doctor's line if it recommends another dtype than a policy's on a CPU, else None.
+
+    float32 is always a good choice.
+    """
+    native = not emulation.is_emulated("bfloat16")
+    best = recommended_on_cpu(hardware.onednn_flags(), native)
+    on_cpu = all(device.device_type == "cpu" for device in devices)
+    good = policy.compute_dtype in ("float32", best.policy)
+    return None if good or not on_cpu else best.sentence()

@@ -92,7 +92,7 @@ class ImageTraining(Training):
 
     recipe: Recipe
     data: Source
-    keeps_best = True
+    keeps_best = recommends = True
 
     def plan(self) -> List[Tuple[str, object]]:
         recipe, data = self.recipe, self.data

@@ -17,7 +17,7 @@ from gluon_amp.training.data import TrainingBatches, describe_unreadable
 from gluon_amp.training.data.text import Chunks
 from gluon_amp.training.runs import log, report
 from gluon_amp.training.runs.checkpoints import Checkpoints, Position
-from gluon_amp.training.runs.devices import is_emulated
+from gluon_amp.training.runs.devices import is_emulated, other_recommended
 from gluon_amp.training.runs.engines.base import Engine
 from gluon_amp.training.runs.engines.build import optimizer_options
 from gluon_amp.training.runs.history import Counts, EpochResult, History, Validation
@@ -40,6 +40,7 @@ class Training:
     """
 
     keeps_best = False  # besides the newest
+    recommends = False  # a faster dtype, if there is one
     columns = log.COLUMNS  # what a terminal shows of each epoch; `cells` returns their values
 
     recipe: Any  # Recipe or LanguageRecipe
@@ -107,6 +108,9 @@ class Training:
         if self.recipe.notice:
             log.logger.info("%s\n", self.recipe.notice)
         log.logger.info("%s\n", report.table(self.plan()))
+        recommended = other_recommended(Policy(self.recipe.policy), self.devices)
+        if recommended and self.recommends:
+            log.logger.info("%s\n", recommended)
         if self.recipe.eval_only:
             finished = position.epoch if position.samples else max(position.epoch - 1, 0)
             return self.validate(finished)

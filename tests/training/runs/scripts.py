@@ -22,7 +22,7 @@ def load(name, folder="scripts"):
 
 def skip_without_native_bfloat16():
     if not bfloat16.is_native():
-        pytest.skip("oneDNN has no bfloat16 kernels here")
+        pytest.skip("bfloat16 is emulated here")
 
 
 def environment(**changes):

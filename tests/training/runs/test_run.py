@@ -197,6 +197,9 @@ def test_a_format_for_study_is_called_so(fashion, summary_of):
     summary = summary_of(*fashion, "--dtype", f"params=float32,{dtype}", "--max-batches", 2)
     out = " ".join(summary.out.split())
     assert f"requested {dtype}, emulated on this CPU for study" in out
+    lines = summary.out.splitlines()
+    (line,) = (line for line in lines if line.startswith("Recommended here: --dtype "))
+    assert len(line) <= 80
     assert "computed in float32+float8_e4m3" in out and "loss scale none" in out
     assert f"dtype {dtype}, emulated for study" in out
 
