@@ -40,7 +40,7 @@ ADDING = frozenset(
 ).union(
     (BFLOAT16, emulation.NARROW, emulation.ROUND, emulation.ROUND_RELU, emulation.WIDEN),
     (blocked.CONVOLUTION, blocked.DENSE, blocked.DEPTHWISE, blocked.NORM),
-    (sequences.LAYER_NORM, sequences.SOFTMAX, sequences.SPLIT),
+    (sequences.BATCH_DOT, sequences.LAYER_NORM, sequences.SOFTMAX, sequences.SPLIT),
 )
 
 # Attribute of a variable that is written between the forward and the backward pass. The backward

@@ -1,19 +1,21 @@
-"""Computes LayerNorm, softmax and splits by gluon_amp's C++ library, as sequence models use them.
+"""Computes what sequence models use beside dense layers by gluon_amp's C++ library.
 
-On a CPU, MXNet computes the gradient of LayerNorm forty times as slowly as necessary, and copies
-splits element by element (`kernels/src/sequences.cc`). The replacements are for tensors in float32,
-as the policies have them, and for the last axis. A LayerNorm between casts reads and writes
-bfloat16 itself. Its values are rounded where the casts round them.
+On a CPU, MXNet computes the gradient of LayerNorm forty times as slowly as necessary, copies splits
+element by element, and divides each small product of a `batch_dot` among the threads
+(`kernels/src/sequences.cc`). The replacements are for tensors in float32, as the policies have
+them, LayerNorm and softmax for the last axis. A LayerNorm between casts reads and writes bfloat16
+itself. Its values are rounded where the casts round them.
 """
 
 from typing import Dict, Optional
 
-from gluon_amp import kernels
 from gluon_amp.base.registry import canonical
 from gluon_amp.graph import CASTS, Writer, readers_of
+from gluon_amp.lowering import blocked
 from gluon_amp.lowering.typed_graph import TypedGraph
 
-LAYER_NORM, SOFTMAX, SPLIT = "_gluon_amp_layer_norm", "_gluon_amp_softmax", "_gluon_amp_split"
+BATCH_DOT, LAYER_NORM = "_gluon_amp_batch_dot", "_gluon_amp_layer_norm"
+SOFTMAX, SPLIT = "_gluon_amp_softmax", "_gluon_amp_split"
 
 Attributes = Dict[str, str]
 
@@ -23,10 +25,10 @@ FALSE = ("False", "false", "0")
 def use_row_kernels(graph: TypedGraph) -> TypedGraph:
     """Return a graph of the same values that uses these operators of the C++ library.
 
-    It is `graph` itself if nothing is replaced, or if there is no C++ library.
+    It is `graph` itself if nothing is replaced, or if there is no C++ library or no oneDNN.
     """
     old, edges, out, results = graph.json["nodes"], graph.edges, Writer(), {}
-    if not kernels.available():
+    if not blocked.available():
         return graph
     readers = readers_of(graph.json)
 
@@ -67,6 +69,10 @@ def _replacement(node: dict) -> Optional[dict]:
     return None if attrs is None else {**node, "op": op, "attrs": attrs}
 
 
+def _batch_dot(attrs: Attributes) -> Attributes:
+    return {name: attrs.get(name, "False") for name in ("transpose_a", "transpose_b")}
+
+
 def _layer_norm(attrs: Attributes) -> Optional[Attributes]:
     if attrs.get("axis", "-1") != "-1" or attrs.get("output_mean_var", "False") not in FALSE:
         return None
@@ -92,6 +98,7 @@ def _split_v2(attrs: Attributes) -> Optional[Attributes]:
 # Operator of MXNet: what replaces it, and a function of its attributes that returns those of the
 # replacement, or None if there is none
 REPLACEMENTS: Dict[str, tuple] = {
+    "batch_dot": (BATCH_DOT, _batch_dot),
     "LayerNorm": (LAYER_NORM, _layer_norm),
     "SliceChannel": (SPLIT, _split),
     "_split_v2": (SPLIT, _split_v2),

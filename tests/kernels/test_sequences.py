@@ -1,4 +1,4 @@
-"""LayerNorm, softmax and splits of the C++ library compute MXNet's numbers in float32."""
+"""LayerNorm, softmax, splits and batch_dot of the C++ library compute MXNet's numbers."""
 
 import numpy as np
 import pytest
@@ -110,6 +110,38 @@ def test_split(element, shape, axis, count, requests):
     expected = np.concatenate(heads, axis) + (requests == "add" and element == "float32")
     if requests == "write" or element == "float32":
         np.testing.assert_array_equal(found["x"], expected)
+
+
+@pytest.mark.parametrize("turned_b", [False, True])
+@pytest.mark.parametrize("turned_a", [False, True])
+@pytest.mark.parametrize(
+    "batch, m, k, n", [((3,), 5, 7, 2), ((2, 3), 1, 4, 9), ((40,), 33, 64, 70)]
+)
+@pytest.mark.parametrize("requests", ["write", "add", {"a": "add", "b": "null"}])
+def test_batch_dot(batch, m, k, n, turned_a, turned_b, requests):
+    attrs = {"transpose_a": turned_a, "transpose_b": turned_b}
+    shapes = {"a": (k, m) if turned_a else (m, k), "b": (n, k) if turned_b else (k, n)}
+    arrays = {
+        name: normal((*batch, *shape), "float16", len(name)) for name, shape in shapes.items()
+    }
+    head = normal((*batch, m, n), "float16", 9)
+    ours = compute(
+        operator("_gluon_amp_batch_dot", ["a", "b"], "float32", **attrs), arrays, head, requests
+    )
+    assert_close(ours, compute(stock("batch_dot", "a", "b", **attrs), arrays, head, requests), 2e-6)
+
+
+@pytest.mark.parametrize(
+    "shapes", [[(0, 2, 3), (0, 3, 4)], [(2, 0, 3), (2, 3, 4)], [(2, 2, 0), (2, 0, 4)]]
+)
+def test_batch_dot_of_nothing(shapes):
+    arrays = {name: np.ones(shape, np.float32) for name, shape in zip("ab", shapes)}
+    shape = (*shapes[0][:2], 4)
+    with mx.util.np_shape(True):
+        symbol = operator("_gluon_amp_batch_dot", ["a", "b"], "float32")
+        found = compute(symbol, arrays, np.ones(shape, np.float32))
+    np.testing.assert_array_equal(found["result"], np.zeros(shape))
+    np.testing.assert_array_equal(found["b"], np.zeros(shapes[1]))
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0)])

@@ -6,7 +6,7 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.graph import to_json
 from gluon_amp.lowering import sequences
-from gluon_amp.lowering.sequences import LAYER_NORM, SOFTMAX, SPLIT
+from gluon_amp.lowering.sequences import BATCH_DOT, LAYER_NORM, SOFTMAX, SPLIT
 from tests.lowering import on_symbols
 from tests.marks import needs_library
 
@@ -94,6 +94,7 @@ X = mx.sym.var("x")
         (norm(X), [LAYER_NORM]),
         (norm(X, axis=1), ["LayerNorm"]),
         (norm(X, output_mean_var=True)[0], ["LayerNorm"]),
+        (mx.sym.batch_dot(X, X, transpose_b=True), [BATCH_DOT]),
         (mx.sym.softmax(X), [SOFTMAX]),
         (mx.sym.softmax(X, axis=1), ["softmax"]),
         (mx.sym.softmax(X, temperature=2.0), ["softmax"]),
@@ -130,6 +131,6 @@ def test_a_layer_norm_between_casts_has_none():
 
 
 def test_without_the_library_nothing_changes(monkeypatch):
-    monkeypatch.setattr(sequences.kernels, "available", lambda: False)
+    monkeypatch.setattr(sequences.blocked, "available", lambda: False)
     symbol = norm(X)
     assert use_row_kernels(symbol, {}) is symbol

@@ -57,9 +57,9 @@ std::shared_ptr<const Plan> plan_of(const Dense& d, dnnl_data_type_t dtype, dnnl
   });
 }
 
-// How long rows have to be in memory so that oneDNN computes the weight's gradient at full speed. If one side of
-// the weight is short, its AVX2 kernel copies nothing, and takes twice as long where rows are a multiple of 4 KiB
-// apart, since they then have the same places in the cache.
+// How long rows have to be in memory so that oneDNN computes the weight's gradient at full speed. If one side
+// of the weight is short, its AVX2 kernel copies nothing, and takes twice as long where rows are a multiple of
+// 4 KiB apart, since they then have the same places in the cache.
 Dense with_longer_rows(Dense d, dnnl_data_type_t dtype) {
   const bool copies = 1. / d.columns + 1. / d.hidden < 0.0038;  // as oneDNN decides
   for (int64_t* columns : {&d.columns, &d.hidden}) {
@@ -69,7 +69,8 @@ Dense with_longer_rows(Dense d, dnnl_data_type_t dtype) {
 }
 
 // A copy of a matrix of float32 whose rows are followed by zeros, or its own memory if none are needed
-const void* lengthened(const NDArray& matrix, int64_t rows, int64_t columns, int64_t length, Purpose purpose) {
+const void* lengthened(const NDArray& matrix, int64_t rows, int64_t columns, int64_t length,
+                       Purpose purpose) {
   if (length == columns) return values_of<char>(matrix);
   const float* from = values_of<float>(matrix);
   float* copy = static_cast<float*>(scratch(purpose, rows * length * sizeof(float)));

@@ -1,13 +1,16 @@
-// What sequence models use most beside products: LayerNorm and softmax over the last axis, and splits.
+// What sequence models use most beside dense layers: LayerNorm and softmax over the last axis, splits, and
+// batch_dot in float32.
 //
-// MXNet computes the gradients of LayerNorm with several passes over temporary arrays, and copies
-// splits element by element.
+// MXNet computes the gradients of LayerNorm with several passes over temporary arrays, copies splits element
+// by element, and divides each of a batch's small products among the threads.
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
 
 #include "blocked.h"
 #include "parameters.h"
+#include "products.h"
 #include "shapes.h"
 
 namespace gluon_amp {
@@ -259,10 +262,108 @@ bool infer_split_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::Sh
   return known;
 }
 
+// ------------------------------------------------------------------------------------- batch_dot
+
+// The matrices of an array, some of which are read as transposed
+struct Matrices {
+  NDArray array;
+  bool turned;
+
+  int64_t size(int k) const {
+    const auto& shape = array.shape();
+    return shape[shape.ndim() - (turned ? 1 + k : 2 - k)];
+  }
+  dnnl_memory_desc_t desc(int64_t batch) const {
+    dnnl_memory_desc_t desc = plain_desc({batch, size(0), size(1)}, dnnl_f32);
+    int64_t* strides = desc.format_desc.blocking.strides;
+    if (turned) strides[1] = 1, strides[2] = size(0);
+    return desc;
+  }
+};
+
+void multiply(const Matrices& a, const Matrices& b, OpReqType req, const NDArray& array) {
+  const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
+  if (req == mxnet::kNullOp || array.shape().Size() == 0) return;
+  Output result(array, req);
+  char* values = result.data();
+  const int64_t batch = array.shape().Size() / (m * n);
+  if (k == 0) {
+    std::fill(values, values + batch * m * n * sizeof(float), 0);
+    return result.finish();
+  }
+  static thread_local Plans plans;
+  const auto plan = plans.find_or_make({batch, m, k, n, a.turned, b.turned}, [&] {
+    auto made = std::make_shared<Plan>();
+    made->data = a.desc(batch);
+    made->weight = b.desc(batch);
+    made->result = plain_desc({batch, m, n}, dnnl_f32);
+    dnnl_matmul_desc_t o;
+    std::memset(&o, 0, sizeof o);
+    o.primitive_kind = dnnl_matmul;
+    o.src_desc = made->data;
+    o.weights_desc = made->weight;
+    o.dst_desc = made->result;
+    o.accum_data_type = dnnl_f32;
+    made->primitive = Primitive::create(&o);
+    CHECK(made->primitive) << "oneDNN does not support this product";
+    return made;
+  });
+  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, values_of<char>(a.array)},
+                            {DNNL_ARG_WEIGHTS, &plan->weight, values_of<char>(b.array)},
+                            {DNNL_ARG_DST, &plan->result, values}});
+  result.finish();
+}
+
+void batch_dot(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
+               const Arrays& outputs) {
+  multiply({plain_copy(inputs[0]), flag_of(attrs, "transpose_a")},
+           {plain_copy(inputs[1]), flag_of(attrs, "transpose_b")}, req[0], outputs[0]);
+}
+
+// inputs: the gradient of the result, and both arrays
+void batch_dot_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
+                    const Arrays& outputs) {
+  const NDArray grad = plain_copy(inputs[0]), a = plain_copy(inputs[1]), b = plain_copy(inputs[2]);
+  const bool turned_a = flag_of(attrs, "transpose_a"), turned_b = flag_of(attrs, "transpose_b");
+  if (turned_a) {
+    multiply({b, turned_b}, {grad, true}, req[0], outputs[0]);
+  } else {
+    multiply({grad, false}, {b, !turned_b}, req[0], outputs[0]);
+  }
+  if (turned_b) {
+    multiply({grad, true}, {a, turned_a}, req[1], outputs[1]);
+  } else {
+    multiply({a, !turned_a}, {grad, false}, req[1], outputs[1]);
+  }
+}
+
+bool infer_batch_dot_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  expect_inputs(attrs, 2, in.size());
+  mxnet::TShape &a = in[0], &b = in[1], &result = out.at(0);
+  if (!mxnet::ndim_is_known(a)) return false;
+  const int last = a.ndim() - 1;
+  CHECK_GE(last, 2) << attrs.op->name << " expects batches of matrices";
+  for (auto* shape : {&b, &result}) set_rank(attrs, *shape, last + 1);
+  const int turned_a = flag_of(attrs, "transpose_a"), turned_b = flag_of(attrs, "transpose_b");
+  for (int i = 0; i < 2 * (last - 1); ++i) {  // twice, for what is known of one array only
+    share_size(attrs, a, i / 2, b, i / 2);
+    share_size(attrs, b, i / 2, result, i / 2);
+  }
+  share_size(attrs, a, last - 1 + turned_a, result, last - 1);
+  share_size(attrs, a, last - turned_a, b, last - 1 + turned_b);
+  share_size(attrs, b, last - turned_b, result, last);
+  for (const auto* shape : {&a, &b, &result}) {
+    if (!mxnet::shape_is_known(*shape)) return false;
+    expect_addressable(attrs, *shape);
+  }
+  return true;
+}
+
 }  // namespace sequences
 
 void register_sequences() {
-  nnvm::Op* op = add_op("_gluon_amp_layer_norm", sequences::layer_norm, sequences::infer_layer_norm_shape, sequences::infer_layer_norm_type);
+  nnvm::Op* op = add_op("_gluon_amp_layer_norm", sequences::layer_norm, sequences::infer_layer_norm_shape,
+                        sequences::infer_layer_norm_type);
   op->num_inputs = 3;
   may_work_in_place(op);
   const auto read = [](const ObjectPtr& node, const Entries& grads) {
@@ -277,7 +378,20 @@ void register_sequences() {
     return Entries{grads[0], {node, 0, 0}};
   };
   constexpr int kFloat = mshadow::kFloat32;
-  add_with_gradient<kFloat, kFloat>("_gluon_amp_softmax", sequences::softmax, sequences::softmax_grad, with_result)->num_inputs = 2;
+  add_with_gradient<kFloat, kFloat>("_gluon_amp_softmax", sequences::softmax, sequences::softmax_grad,
+                                    with_result)
+      ->num_inputs = 2;
+
+  op = add_op("_gluon_amp_batch_dot", sequences::batch_dot, sequences::infer_batch_dot_shape,
+              infer_cast<kFloat, kFloat>);
+  op->num_inputs = 2;
+  const auto with_inputs = [](const ObjectPtr& node, const Entries& grads) {
+    expect_inputs(node->attrs, 2, inputs_of(node).size());
+    return Entries{grads[0], inputs_of(node)[0], inputs_of(node)[1]};
+  };
+  grad = add_gradient(op, sequences::batch_dot_grad, with_inputs);
+  grad->num_inputs = 3;
+  grad->num_outputs = 2;
 
   op = add_op("_gluon_amp_split", sequences::split_parts, sequences::infer_split_shape, infer_one_dtype);
   op->num_inputs = 1;
