@@ -137,56 +137,47 @@ bool infer_layer_norm_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxne
   return unify(attrs, {&in[0], &out[0]}) && known;
 }
 
-// The result has the dtype of the attribute, or else that of the data.
+// The result has the dtype of the attribute.
 bool infer_layer_norm_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
   expect_inputs(attrs, 3, in.size());
-  for (int k : {1, 2}) {
-    if (in[k] == -1) in[k] = mshadow::kFloat32;
-    CHECK_EQ(in[k], mshadow::kFloat32) << attrs.op->name << " expects gamma and beta in float32";
-  }
-  const std::string dtype = text_of(attrs, "dtype");
-  Ints data{in[0]}, result{out.at(0)};
-  if (dtype.empty()) {
-    if (!infer_one_dtype(attrs, data, result)) return false;
-  } else {
-    result[0] = dtype == "bfloat16" ? mshadow::kBfloat16 : mshadow::kFloat32;
-    CHECK(out[0] == -1 || out[0] == result[0]) << attrs.op->name << ": the result has another dtype";
-    Ints none;
-    if (!infer_one_dtype(attrs, data, none)) return false;
-  }
-  in[0] = data[0];
-  out[0] = result[0];
+  const bool low = text_of(attrs, "dtype") == "bfloat16";
+  Ints none, data{in[0]}, result{low ? mshadow::kBfloat16 : mshadow::kFloat32}, parameters{in[1], in[2]};
+  infer_cast<mshadow::kFloat32, mshadow::kFloat32>(attrs, parameters, none);
+  CHECK(out.at(0) == -1 || out[0] == result[0]) << attrs.op->name << ": the result has another dtype";
+  if (!infer_one_dtype(attrs, data, none)) return false;
+  in = {data[0], parameters[0], parameters[1]};
+  out = result;
   return true;
 }
 
 // --------------------------------------------------------------------------------------- softmax
 
-void softmax(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
-             const Arrays& outputs) {
-  if (req[0] == mxnet::kNullOp || inputs[0].shape().Size() == 0) return;
-  const NDArray data = plain_copy(inputs[0]);
-  const float* x = values_of<float>(data);
-  Output result(outputs[0], req[0]);
+// Computes the rows of a result: row(first input, last input, result, shape).
+template <typename Row>
+void by_rows(const Arrays& inputs, OpReqType req, const NDArray& output, Row row) {
+  if (req == mxnet::kNullOp || output.shape().Size() == 0) return;
+  const NDArray first = plain_copy(inputs.front()), last = plain_copy(inputs.back());
+  const float *x = values_of<float>(first), *y = values_of<float>(last);
+  Output result(output, req);
   float* out = reinterpret_cast<float*>(result.data());
-  in_row_blocks(rows_of(data.shape()), 1, [&](int64_t row, const RowsShape& block) {
-    kernels().rows->softmax(x + row * block.columns, out + row * block.columns, block);
+  in_row_blocks(rows_of(output.shape()), 1, [&](int64_t i, const RowsShape& shape) {
+    const int64_t start = i * shape.columns;
+    row(x + start, y + start, out + start, shape);
   });
   result.finish();
+}
+
+void softmax(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+             const Arrays& outputs) {
+  by_rows(inputs, req[0], outputs[0], [](const float* x, const float*, float* out, const RowsShape& shape) {
+    kernels().rows->softmax(x, out, shape);
+  });
 }
 
 // inputs: the gradient of the result, and the result
 void softmax_grad(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
                   const Arrays& outputs) {
-  if (req[0] == mxnet::kNullOp || inputs[0].shape().Size() == 0) return;
-  const NDArray grad = plain_copy(inputs[0]), data = plain_copy(inputs[1]);
-  const float *g = values_of<float>(grad), *y = values_of<float>(data);
-  Output result(outputs[0], req[0]);
-  float* out = reinterpret_cast<float*>(result.data());
-  in_row_blocks(rows_of(data.shape()), 1, [&](int64_t row, const RowsShape& block) {
-    const int64_t start = row * block.columns;
-    kernels().rows->softmax_grad(g + start, y + start, out + start, block);
-  });
-  result.finish();
+  by_rows(inputs, req[0], outputs[0], kernels().rows->softmax_grad);
 }
 
 // ----------------------------------------------------------------------------------------- split
@@ -362,36 +353,32 @@ bool infer_batch_dot_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet
 }  // namespace sequences
 
 void register_sequences() {
+  const auto with_inputs = [](const ObjectPtr& node, const Entries& grads) {
+    CHECK_GE(inputs_of(node).size(), 2) << node->op()->name << " expects more arrays";
+    return Entries{grads[0], inputs_of(node)[0], inputs_of(node)[1]};
+  };
   nnvm::Op* op = add_op("_gluon_amp_layer_norm", sequences::layer_norm, sequences::infer_layer_norm_shape,
                         sequences::infer_layer_norm_type);
   op->num_inputs = 3;
   may_work_in_place(op);
-  const auto read = [](const ObjectPtr& node, const Entries& grads) {
-    expect_inputs(node->attrs, 3, inputs_of(node).size());
-    return Entries{grads[0], inputs_of(node)[0], inputs_of(node)[1]};
-  };
-  nnvm::Op* grad = add_gradient(op, sequences::layer_norm_grad, read);
+  nnvm::Op* grad = add_gradient(op, sequences::layer_norm_grad, with_inputs);
   grad->num_inputs = grad->num_outputs = 3;
   may_work_in_place(grad);
+
+  constexpr int kFloat = mshadow::kFloat32;
+  op = add_op("_gluon_amp_batch_dot", sequences::batch_dot, sequences::infer_batch_dot_shape,
+              infer_cast<kFloat, kFloat>);
+  op->num_inputs = 2;
+  grad = add_gradient(op, sequences::batch_dot_grad, with_inputs);
+  grad->num_inputs = 3;
+  grad->num_outputs = 2;
 
   const auto with_result = [](const ObjectPtr& node, const Entries& grads) {
     return Entries{grads[0], {node, 0, 0}};
   };
-  constexpr int kFloat = mshadow::kFloat32;
   add_with_gradient<kFloat, kFloat>("_gluon_amp_softmax", sequences::softmax, sequences::softmax_grad,
                                     with_result)
       ->num_inputs = 2;
-
-  op = add_op("_gluon_amp_batch_dot", sequences::batch_dot, sequences::infer_batch_dot_shape,
-              infer_cast<kFloat, kFloat>);
-  op->num_inputs = 2;
-  const auto with_inputs = [](const ObjectPtr& node, const Entries& grads) {
-    expect_inputs(node->attrs, 2, inputs_of(node).size());
-    return Entries{grads[0], inputs_of(node)[0], inputs_of(node)[1]};
-  };
-  grad = add_gradient(op, sequences::batch_dot_grad, with_inputs);
-  grad->num_inputs = 3;
-  grad->num_outputs = 2;
 
   op = add_op("_gluon_amp_split", sequences::split_parts, sequences::infer_split_shape, infer_one_dtype);
   op->num_inputs = 1;
