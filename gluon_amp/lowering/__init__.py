@@ -19,6 +19,7 @@ from gluon_amp.lowering import (
     frozen_weights,
     in_place,
     onednn,
+    sequences,
     sparse,
     study,
 )
@@ -92,6 +93,11 @@ PASSES = (
         lambda graph, target: frozen_weights.separate_biases(graph, target.frozen),
         "oneDNN computes no gradient of a bias whose weight is frozen. The blocked layout's dense "
         "layers do, so it concerns those that are left.",
+    ),
+    Pass(
+        lambda graph, target: sequences.use_row_kernels(graph),
+        "MXNet is slow at what sequence models use beside products: on the tensors of the "
+        "emulation, which are float32.",
     ),
     Pass(
         lambda graph, target: in_place.avoid_faults(graph, target.frozen),

@@ -24,7 +24,7 @@ from typing import Dict, List, Tuple
 
 from gluon_amp import kernels
 from gluon_amp.graph import Writer, from_json, variables
-from gluon_amp.lowering import blocked, emulation
+from gluon_amp.lowering import blocked, emulation, sequences
 from gluon_amp.lowering.typed_graph import TypedGraph
 
 # Operator like `amp_cast` from float32 to bfloat16, whose gradient is added correctly
@@ -40,6 +40,7 @@ ADDING = frozenset(
 ).union(
     (BFLOAT16, emulation.NARROW, emulation.ROUND, emulation.ROUND_RELU, emulation.WIDEN),
     (blocked.CONVOLUTION, blocked.DENSE, blocked.DEPTHWISE, blocked.NORM),
+    (sequences.BATCH_DOT, sequences.LAYER_NORM, sequences.SOFTMAX, sequences.SPLIT),
 )
 
 # Attribute of a variable that is written between the forward and the backward pass. The backward

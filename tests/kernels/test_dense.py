@@ -29,7 +29,10 @@ def test_many_random_shapes():
         random_case(seed).check(seed)
 
 
-@pytest.mark.parametrize("rows, columns, hidden", [(4, 1000, 512), (1, 2048, 1000), (128, 64, 10)])
+@pytest.mark.parametrize(
+    "rows, columns, hidden",
+    [(4, 1000, 512), (1, 2048, 1000), (128, 64, 10), (7, 9, 1024), (5, 1024, 3)],
+)
 def test_layers(rows, columns, hidden):
     Dense((rows, columns), hidden).check()
 

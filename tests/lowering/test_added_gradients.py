@@ -7,7 +7,7 @@ import gluon_amp as amp
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16
 from gluon_amp.graph import to_json
-from gluon_amp.lowering import added_gradients, blocked, lower
+from gluon_amp.lowering import added_gradients, blocked, lower, sequences
 from gluon_amp.lowering.added_gradients import ADDING, BFLOAT16
 from gluon_amp.lowering.emulation import NARROW, ROUND, ROUND_RELU, WIDEN
 from gluon_amp.policy import cast_pass
@@ -287,6 +287,7 @@ def test_each_operator_that_adds_is_tried():
     tried = {op for op, *_ in CASES} | {"_cond", "_foreach", "_while_loop"}
     others = {BFLOAT16, NARROW, ROUND, ROUND_RELU, WIDEN, "Embedding"}
     others |= {blocked.CONVOLUTION, blocked.DENSE, blocked.DEPTHWISE, blocked.NORM}
+    others |= {sequences.BATCH_DOT, sequences.LAYER_NORM, sequences.SOFTMAX, sequences.SPLIT}
     assert ADDING - tried == others
 
 

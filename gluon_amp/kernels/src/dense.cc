@@ -57,6 +57,31 @@ std::shared_ptr<const Plan> plan_of(const Dense& d, dnnl_data_type_t dtype, dnnl
   });
 }
 
+// How long rows have to be in memory so that oneDNN computes the weight's gradient at full speed. If one side
+// of the weight is short, its AVX2 kernel copies nothing, and takes twice as long where rows are a multiple of
+// 4 KiB apart, since they then have the same places in the cache.
+Dense with_longer_rows(Dense d, dnnl_data_type_t dtype) {
+  const bool copies = 1. / d.columns + 1. / d.hidden < 0.0038;  // as oneDNN decides
+  for (int64_t* columns : {&d.columns, &d.hidden}) {
+    if (dtype == dnnl_f32 && !copies && *columns % 1024 == 0) *columns += 16;
+  }
+  return d;
+}
+
+// A copy of a matrix of float32 whose rows are followed by zeros, or its own memory if none are needed
+const void* lengthened(const NDArray& matrix, int64_t rows, int64_t columns, int64_t length,
+                       Purpose purpose) {
+  if (length == columns) return values_of<char>(matrix);
+  const float* from = values_of<float>(matrix);
+  float* copy = static_cast<float*>(scratch(purpose, rows * length * sizeof(float)));
+#pragma omp parallel for schedule(static) if (rows * columns > 2 * kBlock)
+  for (int64_t i = 0; i < rows; ++i) {
+    std::memcpy(copy + i * length, from + i * columns, columns * sizeof(float));
+    std::fill(copy + i * length + columns, copy + (i + 1) * length, 0.f);
+  }
+  return copy;
+}
+
 // inputs: data, weight, bias
 void multiply(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
               const Requests& req, const Arrays& outputs) {
@@ -84,13 +109,21 @@ void multiply_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   const NDArray grad = plain_copy(inputs[0]), data = plain_copy(inputs[1]);
   const auto dtype = dtype_of(grad);
   if (req[1] != mxnet::kNullOp || (d.bias && req[2] != mxnet::kNullOp)) {
-    const auto plan = plan_of(d, dtype, dnnl_backward_weights);
-    std::vector<float> bias(d.bias ? d.hidden : 0);
+    const Dense l = with_longer_rows(d, dtype);
+    const auto plan = plan_of(l, dtype, dnnl_backward_weights);
+    std::vector<float> bias(d.bias ? l.hidden : 0);
     void* packed = scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
-    plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, values_of<char>(data)},
-                              {DNNL_ARG_DIFF_DST, &plan->result, values_of<char>(grad)},
+    const void* long_data = lengthened(data, d.rows, d.columns, l.columns, Purpose::kImages);
+    const void* long_grad = lengthened(grad, d.rows, d.hidden, l.hidden, Purpose::kResult);
+    plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, long_data},
+                              {DNNL_ARG_DIFF_DST, &plan->result, long_grad},
                               {DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed},
                               {DNNL_ARG_DIFF_BIAS, &plan->bias, d.bias ? bias.data() : nullptr}});
+    for (int64_t i = 1; l.columns != d.columns && i < d.hidden; ++i) {
+      float* rows = static_cast<float*>(packed);
+      std::memmove(rows + i * d.columns, rows + i * l.columns, d.columns * sizeof(float));
+    }
+    bias.resize(d.bias ? d.hidden : 0);
     if (d.bias) write_gradient(bias, req[2], dtype == dnnl_f32, outputs[2]);
     unpack_gradient(packed, plan->weight, req[1], dtype == dnnl_f32, outputs[1]);
   }

@@ -1,0 +1,129 @@
+// The loops of rows_kernels.h, compiled three times as kernels.cc is.
+#include "vector_math.h"
+
+namespace gluon_amp {
+namespace {
+
+// The sum of step(Many or One, i) for all i below n. The same elements are added in the same order with every
+// instruction set: element i to number i % kSums of the sums, and these by halves.
+template <typename Step>
+inline float sum_of(int64_t n, Step step) {
+  constexpr int kSums = 32, width = Many::width, count = kSums / width;
+  Many parts[count];
+  for (int k = 0; k < count; ++k) parts[k] = Many::all(0);
+  int64_t i = 0;
+  for (; i + kSums <= n; i += kSums) {
+    for (int k = 0; k < count; ++k) parts[k] = parts[k] + step(Many(), i + k * width);
+  }
+  float sums[kSums];
+  for (int k = 0; k < count; ++k) parts[k].store(sums + k * width);
+  for (int k = 0; i < n; ++i, ++k) sums[k] += step(One(), i).x;
+  for (int half = kSums / 2; half > 0; half /= 2) {
+    for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
+  }
+  return sums[0];
+}
+
+// The largest element; NaN is not larger than anything
+inline float largest_of(const float* x, int64_t n) {
+  Many all = Many::all(-INFINITY);
+  int64_t i = 0;
+  for (; i + Many::width <= n; i += Many::width) all = Many::load(x + i).at_least(all);
+  float parts[Many::width], largest = -INFINITY;
+  all.store(parts);
+  for (float part : parts) largest = largest < part ? part : largest;
+  for (; i < n; ++i) largest = largest < x[i] ? x[i] : largest;
+  return largest;
+}
+
+struct Moments {
+  float mean, deviation;
+};
+
+template <typename In>
+Moments moments_of(const In* x, int64_t n, float eps) {
+  const float mean = sum_of(n, [=](auto v, int64_t i) { return v.load(x + i); }) / n;
+  const float squares = sum_of(n, [=](auto v, int64_t i) {
+    const auto difference = v.load(x + i) - v.all(mean);
+    return difference * difference;
+  });
+  return {mean, std::sqrt(squares / n + eps)};
+}
+
+template <typename In, typename Out>
+void layer_norm(const void* x_values, const float* gamma, const float* beta, void* out_values,
+                RowsShape shape, float eps) {
+  const int64_t n = shape.columns;
+  const In* x = static_cast<const In*>(x_values);
+  Out* out = static_cast<Out*>(out_values);
+  for (int64_t row = 0; row < shape.rows; ++row, x += n, out += n) {
+    const Moments m = moments_of(x, n, eps);
+    const float scale = 1 / m.deviation;
+    each(0, n, [=](auto v, int64_t i) {
+      const auto normalized = (v.load(x + i) - v.all(m.mean)) * v.all(scale);
+      (normalized * v.load(gamma + i) + v.load(beta + i)).store(out + i);
+    });
+  }
+}
+
+template <typename In, typename Out>
+void layer_norm_grad(const void* grad_values, const void* x_values, const float* gamma, void* x_grad_values,
+                     float* gamma_grad, float* beta_grad, RowsShape shape, float eps) {
+  const int64_t n = shape.columns;
+  for (int64_t row = 0; row < shape.rows; ++row) {
+    const In* x = static_cast<const In*>(x_values) + row * n;
+    const Out* grad = static_cast<const Out*>(grad_values) + row * n;
+    const Moments m = moments_of(x, n, eps);
+    const float scale = 1 / m.deviation;
+    const auto normalized = [=](auto v, int64_t i) {
+      return (v.load(x + i) - v.all(m.mean)) * v.all(scale);
+    };
+    const auto weighted = [=](auto v, int64_t i) { return v.load(grad + i) * v.load(gamma + i); };
+    const float mean = x_grad_values ? sum_of(n, weighted) / n : 0;
+    const float slope = !x_grad_values ? 0 : sum_of(n, [=](auto v, int64_t i) {
+      return weighted(v, i) * normalized(v, i);
+    }) / n;
+    In* x_grad = static_cast<In*>(x_grad_values) + row * n;
+    each(0, n, [=](auto v, int64_t i) {
+      const auto g = v.load(grad + i), y = normalized(v, i);
+      (v.load(gamma_grad + i) + g * y).store(gamma_grad + i);
+      (v.load(beta_grad + i) + g).store(beta_grad + i);
+      if (!x_grad_values) return;
+      ((g * v.load(gamma + i) - v.all(mean) - y * v.all(slope)) * v.all(scale)).store(x_grad + i);
+    });
+  }
+}
+
+void softmax(const float* x, float* out, RowsShape shape) {
+  const int64_t n = shape.columns;
+  for (int64_t row = 0; row < shape.rows; ++row, x += n, out += n) {
+    const float largest = largest_of(x, n);
+    each(0, n, [=](auto v, int64_t i) { exp(v.load(x + i) - v.all(largest)).store(out + i); });
+    const float sum = sum_of(n, [=](auto v, int64_t i) { return v.load(out + i); });
+    each(0, n, [=](auto v, int64_t i) { (v.load(out + i) / v.all(sum)).store(out + i); });
+  }
+}
+
+void softmax_grad(const float* grad, const float* result, float* out, RowsShape shape) {
+  const int64_t n = shape.columns;
+  for (int64_t row = 0; row < shape.rows; ++row, grad += n, result += n, out += n) {
+    const float sum = sum_of(n, [=](auto v, int64_t i) { return v.load(grad + i) * v.load(result + i); });
+    each(0, n, [=](auto v, int64_t i) {
+      ((v.load(grad + i) - v.all(sum)) * v.load(result + i)).store(out + i);
+    });
+  }
+}
+
+template <typename In, typename Out>
+constexpr LayerNormKernels kLayerNorm{layer_norm<In, Out>, layer_norm_grad<In, Out>};
+
+const RowsKernels rows_table = {{{kLayerNorm<float, float>, kLayerNorm<float, Bfloat>},
+                                 {kLayerNorm<Bfloat, float>, kLayerNorm<Bfloat, Bfloat>}},
+                                softmax,
+                                softmax_grad};
+
+}  // namespace
+
+const RowsKernels* GLUON_AMP_NAMED(rows_kernels)() { return &rows_table; }
+
+}  // namespace gluon_amp

@@ -1,0 +1,106 @@
+"""Computes what sequence models use beside dense layers by gluon_amp's C++ library.
+
+On a CPU, MXNet computes the gradient of LayerNorm forty times as slowly as necessary, copies splits
+element by element, and divides each small product of a `batch_dot` among the threads
+(`kernels/src/sequences.cc`). The replacements are for tensors in float32, as the policies have
+them, LayerNorm and softmax for the last axis. A LayerNorm between casts reads and writes bfloat16
+itself. Its values are rounded where the casts round them.
+"""
+
+from typing import Dict, Optional
+
+from gluon_amp.base.registry import canonical
+from gluon_amp.graph import CASTS, Writer, readers_of
+from gluon_amp.lowering import blocked
+from gluon_amp.lowering.typed_graph import TypedGraph
+
+BATCH_DOT, LAYER_NORM = "_gluon_amp_batch_dot", "_gluon_amp_layer_norm"
+SOFTMAX, SPLIT = "_gluon_amp_softmax", "_gluon_amp_split"
+
+Attributes = Dict[str, str]
+
+FALSE = ("False", "false", "0")
+
+
+def use_row_kernels(graph: TypedGraph) -> TypedGraph:
+    """Return a graph of the same values that uses these operators of the C++ library.
+
+    It is `graph` itself if nothing is replaced, or if there is no C++ library or no oneDNN.
+    """
+    old, edges, out, results = graph.json["nodes"], graph.edges, Writer(), {}
+    if not blocked.available():
+        return graph
+    readers = readers_of(graph.json)
+
+    def is_cast(i: Optional[int], after: str) -> bool:
+        before = edges[tuple(old[i]["inputs"][0][:2])] if i and old[i]["op"] in CASTS else None
+        return {before, after} == {"bfloat16", "float32"} and edges.get((i, 0)) == after
+
+    for i, node in enumerate(old):
+        replacement = _replacement(node)
+        if replacement is None or any(edges[tuple(e[:2])] != "float32" for e in node["inputs"]):
+            replacement = node
+        inputs, number = node["inputs"], len(out.nodes)
+        if replacement["op"] == LAYER_NORM:
+            if is_cast(inputs[0][0], "float32"):
+                inputs = [old[inputs[0][0]]["inputs"][0], *inputs[1:]]
+            narrows = [reader for reader, _ in readers.get(i, [])]
+            low = len(narrows) == 1 and is_cast(narrows[0], "bfloat16")
+            replacement["attrs"]["dtype"] = results[number, 0] = "bfloat16" if low else "float32"
+            if low:
+                out.replaced[narrows[0], 0] = [number, 0, 0]
+        elif (i, 0) in out.replaced:  # a cast of what a LayerNorm writes itself
+            out.numbers.append(out.replaced[i, 0][0])
+            continue
+        elif replacement is not node:
+            results[number, 0] = "float32"
+        out.numbers.append(number)
+        out.copy(replacement, [out.remap(entry) for entry in inputs])
+    if not results:
+        return graph
+    new = graph.rewritten(out.graph(graph.json), {**graph.kept(out), **results})
+    return new.pruned()
+
+
+def _replacement(node: dict) -> Optional[dict]:
+    """Return the operator of the C++ library that computes what a node does in float32, if any."""
+    op, attributes_of = REPLACEMENTS.get(canonical(node["op"]), (None, None))
+    attrs = attributes_of(node["attrs"]) if op else None
+    return None if attrs is None else {**node, "op": op, "attrs": attrs}
+
+
+def _batch_dot(attrs: Attributes) -> Attributes:
+    return {name: attrs.get(name, "False") for name in ("transpose_a", "transpose_b")}
+
+
+def _layer_norm(attrs: Attributes) -> Optional[Attributes]:
+    if attrs.get("axis", "-1") != "-1" or attrs.get("output_mean_var", "False") not in FALSE:
+        return None
+    return {"eps": attrs.get("eps", "1e-05")}
+
+
+def _softmax(attrs: Attributes) -> Optional[Attributes]:
+    plain = attrs.get("axis", "-1") == "-1" and attrs.get("use_length", "False") in FALSE
+    plain = plain and attrs.get("temperature", "None") in ("None", "1.0")
+    return {} if plain and attrs.get("dtype", "None") in ("None", "float32") else None
+
+
+def _split(attrs: Attributes, count: str = "num_outputs") -> Optional[Attributes]:
+    if attrs.get("squeeze_axis", "False") not in FALSE or int(attrs.get(count, "0")) < 1:
+        return None
+    return {"axis": attrs.get("axis", "1"), "num_outputs": attrs[count]}
+
+
+def _split_v2(attrs: Attributes) -> Optional[Attributes]:
+    return _split({"axis": "0", **attrs}, "sections")
+
+
+# Operator of MXNet: what replaces it, and a function of its attributes that returns those of the
+# replacement, or None if there is none
+REPLACEMENTS: Dict[str, tuple] = {
+    "batch_dot": (BATCH_DOT, _batch_dot),
+    "LayerNorm": (LAYER_NORM, _layer_norm),
+    "SliceChannel": (SPLIT, _split),
+    "_split_v2": (SPLIT, _split_v2),
+    "softmax": (SOFTMAX, _softmax),
+}

@@ -1,0 +1,158 @@
+"""LayerNorm, softmax, splits and batch_dot of the C++ library compute MXNet's numbers."""
+
+import numpy as np
+import pytest
+
+from gluon_amp import kernels
+from tests.kernels.images import ELEMENTS, compute, normal, operator, rounded
+from tests.marks import needs_library
+
+import mxnet as mx
+
+pytestmark = needs_library
+
+# More rows than a block has, odd sizes, one column, and enough elements for several threads
+SHAPES = [(2, 3), (3, 1), (70, 33), (5, 7, 40), (300, 260)]
+NAMES = ["x", "gamma", "beta"]
+LOW = [element for element in ELEMENTS if element == "bfloat16"]
+
+
+def arrays_of(shape, names=NAMES, element="float32"):
+    shapes = {"x": shape, "gamma": shape[-1:], "beta": shape[-1:]}
+    values = {name: normal(shapes[name], "float16", seed=k) for k, name in enumerate(names)}
+    values["x"] = rounded(3 * values["x"] + 1, "bfloat16" if element == "bfloat16" else "float16")
+    return values
+
+
+def norm(element="float32", **attrs):
+    return operator("_gluon_amp_layer_norm", NAMES, element, eps=1e-3, **attrs)
+
+
+def stock(op, *names, **attrs):
+    return getattr(mx.sym, op)(*map(mx.sym.var, names), **attrs)
+
+
+def assert_close(ours, theirs, tolerance):
+    assert ours.keys() == theirs.keys()
+    for name, value in ours.items():
+        scale = np.abs(theirs[name]).max(initial=1e-30)
+        np.testing.assert_allclose(
+            value / scale, theirs[name] / scale, atol=tolerance, err_msg=name
+        )
+
+
+@pytest.mark.parametrize(
+    "requests", ["write", "add", {"x": "null", "gamma": "add", "beta": "write"}]
+)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_layer_norm(instruction_set, shape, requests):
+    arrays, head = arrays_of(shape), normal(shape, "float16", seed=9)
+    ours = compute(norm(), arrays, head, requests)
+    theirs = compute(stock("LayerNorm", *NAMES, eps=1e-3), arrays, head, requests)
+    assert_close(ours, theirs, 4e-6)
+
+
+@pytest.mark.parametrize("element", LOW)
+def test_layer_norm_of_bfloat16(instruction_set, element):
+    """It rounds the result and the gradient of the data, and nothing else."""
+    arrays, head = arrays_of((70, 33), element=element), normal((70, 33), element, seed=9)
+    ours = compute(norm(element, dtype="bfloat16"), arrays, head)
+    wide = compute(norm(), arrays, head)
+    for name in ("result", "x"):
+        wide[name] = rounded(wide[name], element)
+    for name, value in wide.items():
+        np.testing.assert_array_equal(ours[name], value, name)
+
+
+def test_layer_norm_has_the_same_bits_everywhere():
+    found = []
+    for instructions in kernels.INSTRUCTION_SETS:
+        if kernels.select(instructions):
+            arrays, head = arrays_of((70, 45)), normal((70, 45), "float16", seed=9)
+            found.append(compute(norm(), arrays, head))
+    kernels.select(None)
+    for one in found[1:]:
+        for name, value in one.items():
+            np.testing.assert_array_equal(value, found[0][name], name)
+
+
+@pytest.mark.parametrize("requests", ["write", "add"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_softmax(instruction_set, shape, requests):
+    arrays, head = arrays_of(shape, ["x"]), normal(shape, "float16", seed=9)
+    arrays["x"].flat[:: shape[-1] + 1] = -np.inf  # masked
+    if shape[-1] == 1:
+        arrays["x"][:] = 5
+    ours = compute(operator("_gluon_amp_softmax", ["x"], "float32"), arrays, head, requests)
+    assert_close(ours, compute(stock("softmax", "x"), arrays, head, requests), 1e-6)
+
+
+def test_softmax_of_what_is_not_finite(instruction_set):
+    x = np.array([[np.nan, 1] + [0] * 16, [-np.inf] * 18, [np.inf] * 18, [-1e30] * 18], np.float32)
+    result = compute(operator("_gluon_amp_softmax", ["x"], "float32"), {"x": x})["result"]
+    np.testing.assert_array_equal(np.isnan(result).any(axis=1), [True, True, True, False])
+    np.testing.assert_allclose(result[3], 1 / 18, rtol=1e-6)
+
+
+@pytest.mark.parametrize("element", ["float32", *LOW])
+@pytest.mark.parametrize(
+    "shape, axis, count", [((2, 3, 6), -1, 3), ((4, 5), 0, 2), ((64, 960), 1, 5)]
+)
+@pytest.mark.parametrize("requests", ["write", "add"])
+def test_split(element, shape, axis, count, requests):
+    attrs = {"axis": axis, "num_outputs": count}
+    x = rounded(normal(shape, "float16"), "bfloat16")
+    ours = operator("_gluon_amp_split", ["x"], element, outputs=count, **attrs)
+    heads = [rounded(h, "bfloat16") for h in np.split(normal(shape, "float16", 1), count, axis)]
+    found = compute(ours, {"x": x}, heads, requests)
+    for k, part in enumerate(np.split(x, count, axis)):
+        np.testing.assert_array_equal(found[f"result{k}" if k else "result"], part)
+    expected = np.concatenate(heads, axis) + (requests == "add" and element == "float32")
+    if requests == "write" or element == "float32":
+        np.testing.assert_array_equal(found["x"], expected)
+
+
+@pytest.mark.parametrize("turned_b", [False, True])
+@pytest.mark.parametrize("turned_a", [False, True])
+@pytest.mark.parametrize(
+    "batch, m, k, n", [((3,), 5, 7, 2), ((2, 3), 1, 4, 9), ((40,), 33, 64, 70)]
+)
+@pytest.mark.parametrize("requests", ["write", "add", {"a": "add", "b": "null"}])
+def test_batch_dot(batch, m, k, n, turned_a, turned_b, requests):
+    attrs = {"transpose_a": turned_a, "transpose_b": turned_b}
+    shapes = {"a": (k, m) if turned_a else (m, k), "b": (n, k) if turned_b else (k, n)}
+    arrays = {
+        name: normal((*batch, *shape), "float16", len(name)) for name, shape in shapes.items()
+    }
+    head = normal((*batch, m, n), "float16", 9)
+    ours = compute(
+        operator("_gluon_amp_batch_dot", ["a", "b"], "float32", **attrs), arrays, head, requests
+    )
+    assert_close(ours, compute(stock("batch_dot", "a", "b", **attrs), arrays, head, requests), 2e-6)
+
+
+@pytest.mark.parametrize(
+    "shapes", [[(0, 2, 3), (0, 3, 4)], [(2, 0, 3), (2, 3, 4)], [(2, 2, 0), (2, 0, 4)]]
+)
+def test_batch_dot_of_nothing(shapes):
+    arrays = {name: np.ones(shape, np.float32) for name, shape in zip("ab", shapes)}
+    shape = (*shapes[0][:2], 4)
+    with mx.util.np_shape(True):
+        symbol = operator("_gluon_amp_batch_dot", ["a", "b"], "float32")
+        found = compute(symbol, arrays, np.ones(shape, np.float32))
+    np.testing.assert_array_equal(found["result"], np.zeros(shape))
+    np.testing.assert_array_equal(found["b"], np.zeros(shapes[1]))
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0)])
+def test_no_elements(shape):
+    with mx.util.np_shape(True):
+        arrays = arrays_of(shape)
+        found = compute(norm(), arrays, np.zeros(shape, np.float32))
+        for name in ("gamma", "beta"):
+            np.testing.assert_array_equal(found[name], np.zeros(shape[-1:]))
+        x = {"x": arrays["x"]}
+        softmax = operator("_gluon_amp_softmax", ["x"], "float32")
+        assert compute(softmax, x, np.zeros(shape, np.float32))["result"].shape == shape
+        split = operator("_gluon_amp_split", ["x"], "float32", axis=0, num_outputs=1)
+        assert compute(split, x, np.zeros(shape, np.float32))["x"].shape == shape
