@@ -147,10 +147,19 @@ float* memory_of_thread(size_t count) {
 }
 
 void convert(const float* in, Bfloat* out, int64_t n) { kernels().to_bfloat(in, out, n); }
-void convert(const float* in, HalfValue* out, int64_t n) { kernels().to_half_value(in, out, n); }
+void convert(const float* in, float* out, int64_t n) { std::copy(in, in + n, out); }
 
 void store16(const float* low, const float* high, Bfloat* out) { kernels().interleave(low, high, out, 16); }
-void store16(const float* values, const float*, HalfValue* out) { kernels().to_half_value(values, out, 16); }
+void store16(const float* values, const float*, float* out) { std::copy(values, values + 16, out); }
+
+// Rounds to the values of an element; in and out may be one array.
+void round_to(Element element, const float* in, float* out, int64_t n) {
+  if (element == Element::kSingle) {
+    if (in != out) std::copy(in, in + n, out);
+  } else {
+    kernels().round(in, out, n, element == Element::kHalf ? kFloat16 : kBfloat16);
+  }
+}
 
 void transpose(const float* in, float* out, const Transposition& t) {
   kernels().moves->transpose4(reinterpret_cast<const uint32_t*>(in), reinterpret_cast<uint32_t*>(out), t);
@@ -199,46 +208,44 @@ void pack_block(const float* source, int64_t row, const Layout& layout, const Bl
   }
 }
 
-// The rows of a block of float16 are widened first.
-template <typename To>
-void pack_block(const half_bits* source, int64_t row, const Layout& layout, const Block& b, Order order,
-                To* packed) {
-  const int64_t count = b.channels * layout.positions;
-  std::vector<float> wide(b.filters * count);
-  for (int64_t f = 0; f < b.filters; ++f) {
-    kernels().widen(source + f * row, wide.data() + f * count, count);
-  }
-  pack_block(wide.data(), count, layout, b, order, packed);
-}
+void read_row(const float* in, float* out, int64_t n) { std::copy(in, in + n, out); }
+void read_row(const half_bits* in, float* out, int64_t n) { kernels().widen(in, out, n); }
 
 template <typename From, typename To>
-void pack(const From* weight, const Layout& layout, To* packed) {
+void pack(const From* weight, const Layout& layout, Element element, To* packed) {
+  // Only what is stored as float32 is rounded before.
+  const bool direct = std::is_same<From, float>::value && (sizeof(To) == 2 || element == Element::kSingle);
   each_ordered_block<To>(layout, [&](const Block& b, Order order) {
     const int64_t row = layout.channels * layout.positions;
     const int64_t first = (b.group * layout.filters + b.filter) * row + b.channel * layout.positions;
-    pack_block(weight + first, row, layout, b, order, packed);
+    if (direct) return pack_block(reinterpret_cast<const float*>(weight + first), row, layout, b, order, packed);
+    const int64_t count = b.channels * layout.positions;
+    std::vector<float> rows(b.filters * count);
+    for (int64_t f = 0; f < b.filters; ++f) read_row(weight + first + f * row, &rows[f * count], count);
+    if (sizeof(To) == 4) round_to(element, rows.data(), rows.data(), rows.size());
+    pack_block(rows.data(), count, layout, b, order, packed);
   });
 }
 
-void fill(const NDArray& weight, const dnnl_memory_desc_t& desc, void* memory) {
+void fill(const NDArray& weight, const dnnl_memory_desc_t& desc, Element element, void* memory) {
   const NDArray plain = plain_copy(weight);
   const float* floats = plain_data<float>(plain);
   const half_bits* halves = reinterpret_cast<const half_bits*>(floats);
   const bool half = plain.dtype() == mshadow::kFloat16;
-  auto* values = static_cast<HalfValue*>(memory);
+  auto* values = static_cast<float*>(memory);
   if (desc.data_type == dnnl_f32 && is_plain(desc)) {
     return in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
-      if (half) return kernels().widen(halves + first, &values[first].value, count);
-      kernels().to_half_value(floats + first, values + first, count);
+      if (half) kernels().widen(halves + first, values + first, count);
+      round_to(element, half ? values + first : floats + first, values + first, count);
     });
   }
   const Layout layout(desc);
   if (layout.padded) std::memset(memory, 0, bytes_of(desc));
   auto* bfloats = static_cast<Bfloat*>(memory);
   if (desc.data_type == dnnl_bf16) {
-    return half ? pack(halves, layout, bfloats) : pack(floats, layout, bfloats);
+    return half ? pack(halves, layout, element, bfloats) : pack(floats, layout, element, bfloats);
   }
-  half ? pack(halves, layout, values) : pack(floats, layout, values);
+  half ? pack(halves, layout, element, values) : pack(floats, layout, element, values);
 }
 
 // ------------------------------------------------------------------------------------- squares
@@ -267,9 +274,7 @@ bool are_turned(const dnnl_memory_desc_t& forward, const dnnl_memory_desc_t& bac
 void turn_square(const Bfloat* in, Bfloat* out) {
   kernels().moves->turn_pairs(reinterpret_cast<const uint64_t*>(in), reinterpret_cast<uint64_t*>(out));
 }
-void turn_square(const HalfValue* in, HalfValue* out) {
-  transpose(&in->value, &out->value, {16, 16, 16, 16, 16});
-}
+void turn_square(const float* in, float* out) { transpose(in, out, {16, 16, 16, 16, 16}); }
 
 // Packs the weight for the gradient of the data from what is packed for the convolution.
 template <typename T>
@@ -330,15 +335,16 @@ struct Packed {
   std::weak_ptr<void> chunk;  // while this exists, no other chunk has its address
   size_t version;
   dnnl_memory_desc_t desc;
+  Element element;
   std::shared_ptr<const Buffer> buffer;
 };
 
 // Address of the values, their dtype, and the bytes of the layout
 using Key = std::tuple<const void*, int, std::vector<int64_t>>;
 
-Key key_of(const NDArray& weight, const dnnl_memory_desc_t& desc) {
+Key key_of(const NDArray& weight, const dnnl_memory_desc_t& desc, Element element) {
   const auto& blocking = desc.format_desc.blocking;
-  std::vector<int64_t> layout{desc.data_type};
+  std::vector<int64_t> layout{desc.data_type, static_cast<int64_t>(element)};
   layout.insert(layout.end(), desc.dims, desc.dims + desc.ndims);
   layout.insert(layout.end(), blocking.strides, blocking.strides + desc.ndims);
   layout.insert(layout.end(), blocking.inner_blks, blocking.inner_blks + blocking.inner_nblks);
@@ -354,16 +360,16 @@ std::map<Key, Packed>& cache() {
 }
 
 // What is kept of a weight's present value in a layout that can be turned to `desc`; none has no buffer
-Packed find_turned(const NDArray& weight, const dnnl_memory_desc_t& desc) {
+Packed find_turned(const NDArray& weight, const dnnl_memory_desc_t& desc, Element element) {
   if (is_being_written(weight)) return {};
-  Key key = key_of(weight, desc);
+  Key key = key_of(weight, desc, element);
   std::get<2>(key).clear();  // comes before all layouts
   std::lock_guard<std::mutex> lock(mutex);
   for (auto item = cache().lower_bound(key); item != cache().end(); ++item) {
     if (std::get<0>(item->first) != std::get<0>(key) || std::get<1>(item->first) != std::get<1>(key)) break;
     const Packed& packed = item->second;
     const bool same = packed.version == weight.version() && packed.chunk.lock() == chunk_of(weight);
-    if (same && are_turned(packed.desc, desc)) return packed;
+    if (same && packed.element == element && are_turned(packed.desc, desc)) return packed;
   }
   return {};
 }
@@ -430,14 +436,14 @@ void* scratch(Purpose purpose, size_t bytes) {
 }
 
 std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
-                                            bool is_variable) {
+                                            Element element, bool is_variable) {
   std::shared_ptr<const Buffer> buffer;
   if (!is_variable || is_foreign(weight) || is_being_written(weight)) {
     buffer = std::make_shared<Buffer>(bytes_of(desc));
-    fill(weight, desc, buffer->data());
+    fill(weight, desc, element, buffer->data());
     return buffer;
   }
-  const Key key = key_of(weight, desc);
+  const Key key = key_of(weight, desc, element);
   const size_t version = weight.version();
   {
     std::lock_guard<std::mutex> lock(mutex);
@@ -453,23 +459,22 @@ std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_me
     }
   }
   if (!buffer) buffer = std::make_shared<Buffer>(bytes_of(desc));
-  fill(weight, desc, buffer->data());
+  fill(weight, desc, element, buffer->data());
   std::lock_guard<std::mutex> lock(mutex);
-  cache()[key] = Packed{chunk_of(weight), version, desc, buffer};
+  cache()[key] = Packed{chunk_of(weight), version, desc, element, buffer};
   forget_when_expired();
   return buffer;
 }
 
-const void* packed_for_one_use(const NDArray& weight, const dnnl_memory_desc_t& desc) {
+const void* packed_for_one_use(const NDArray& weight, const dnnl_memory_desc_t& desc, Element element) {
   void* memory = scratch(Purpose::kWeight, bytes_of(desc));
-  const Packed forward = find_turned(weight, desc);
+  const Packed forward = find_turned(weight, desc, element);
   if (!forward.buffer) {
-    fill(weight, desc, memory);
+    fill(weight, desc, element, memory);
   } else if (desc.data_type == dnnl_bf16) {
     turn(static_cast<const Bfloat*>(forward.buffer->data()), forward.desc, static_cast<Bfloat*>(memory), desc);
   } else {
-    turn(static_cast<const HalfValue*>(forward.buffer->data()), forward.desc,
-         static_cast<HalfValue*>(memory), desc);
+    turn(static_cast<const float*>(forward.buffer->data()), forward.desc, static_cast<float*>(memory), desc);
   }
   return memory;
 }
@@ -486,7 +491,7 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
   }
   const Layout layout(desc);
   const int64_t positions = layout.positions;
-  each_ordered_block<HalfValue>(layout, [&](const Block& b, Order order) {
+  each_ordered_block<float>(layout, [&](const Block& b, Order order) {
     const int64_t count = b.channels * positions, row = layout.channels * positions;
     const float* source = values + layout.of_group[b.group];
     const int64_t start = ((b.group * layout.filters + b.filter) * layout.channels + b.channel) * positions;
