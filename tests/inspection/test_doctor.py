@@ -219,6 +219,7 @@ def test_the_whole_report_of_a_machine(pretend):
         "                            of the memory.\n"
         "  bfloat16       CANNOT RUN MXNet 1.9.1 has no bfloat16 kernels for GPUs: use\n"
         "                            float16 or mixed_float16, or the CPU.\n"
+        "  fused_float32  runs       by cuDNN and cuBLAS.\n"
         "\n"
         "Environment variables that are set: none that matters\n"
         "\n"

@@ -112,7 +112,7 @@ def test_literal_numbers(name):
 
 @pytest.mark.parametrize("make", [Convolution, Deconvolution, Depthwise, Dense])
 def test_parameters_are_rounded(make):
-    for element in ELEMENTS:
+    for element in set(ELEMENTS) - {"float32"}:
         case = make((1, 1) if make is Dense else (1, 1, 1, 1), 1)
         ones = np.ones(case.shape, np.float32)
         weight, bias = ones * (1 + PRECISION[element] / 3), np.float32([2 + PRECISION[element]])
