@@ -200,8 +200,9 @@ const void* address_of(const std::shared_ptr<const Buffer>& packed) { return pac
 // Computes the result. `pack` returns the weight in a layout. Without `rounds`, the reader of the result
 // rounds it to float16.
 template <typename Pack>
-void write_result(const Convolution& whole, const Precision& p, dnnl_prop_kind_t kind, const NDArray& images, Pack pack,
-                  const float* bias, OpReqType req, const NDArray& output, bool rounds = true) {
+void write_result(const Convolution& whole, const Precision& p, dnnl_prop_kind_t kind,
+                  const NDArray& images, Pack pack, const float* bias, OpReqType req, const NDArray& output,
+                  bool rounds = true) {
   if (req == mxnet::kNullOp) return;
   const Pass pass = pass_of(readable(whole), p.dtype(), kind);
   const Convolution& c = pass.c;
@@ -223,8 +224,8 @@ void write_result(const Convolution& whole, const Precision& p, dnnl_prop_kind_t
 // Computes the gradient of the data from that of the result, and calls finish(values, shape) before it is
 // rounded.
 template <typename Pack, typename Finish>
-void write_data_grad(const Convolution& whole, const Precision& p, const NDArray& grad, Pack pack, OpReqType req,
-                     const NDArray& output, Finish finish) {
+void write_data_grad(const Convolution& whole, const Precision& p, const NDArray& grad, Pack pack,
+                     OpReqType req, const NDArray& output, Finish finish) {
   if (req == mxnet::kNullOp) return;
   const Pass pass = pass_of(blocked(whole), p.dtype(), dnnl_backward_data);
   const Convolution& c = pass.c;
@@ -253,8 +254,8 @@ bool meets_only_padding(const Convolution& c, int i) {
   return false;
 }
 
-void weight_grad(const Convolution& whole, const Precision& p, const NDArray& grad, const NDArray& data, const Requests& req,
-                 const Arrays& outputs) {
+void weight_grad(const Convolution& whole, const Precision& p, const NDArray& grad, const NDArray& data,
+                 const Requests& req, const Arrays& outputs) {
   const bool has_bias = whole.bias && req[2] != mxnet::kNullOp;
   if (req[1] == mxnet::kNullOp && !has_bias) return;
   // For blocked images in bfloat16, oneDNN 2.4 reads uninitialized memory in two cases: if an image is

@@ -114,7 +114,10 @@ void deconvolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inp
   const NDArray data = plain_copy(inputs[1]);
   const Precision p(attrs, data);
   const bool bias = outputs.size() == 3 && req[2] != mxnet::kNullOp;
-  if (bias) write_gradient(bias_grad(p.element, inputs[0], c.channels), req[2], p.rounds_to_half(), outputs[2]);
+  if (bias) {
+    const auto sums = bias_grad(p.element, inputs[0], c.channels);
+    write_gradient(sums, req[2], p.rounds_to_half(), outputs[2]);
+  }
   blocked_convolution::weight_grad(c, p, data, inputs[0], req, outputs);
   blocked_convolution::write_result(c, p, dnnl_forward_training, inputs[0],
                                     blocked_convolution::ForOneUse{inputs[2]}, nullptr, req[0], outputs[0]);

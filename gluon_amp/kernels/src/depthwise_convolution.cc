@@ -50,8 +50,9 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
     using T = decltype(element);
     if (req[1] != mxnet::kNullOp || bias) {
       std::vector<float> of_weight(outputs[1].shape().Size()), of_bias(c.filters);
-      const T* values = static_cast<const T*>(blocked_convolution::read_data(c, values_of<T>(data), sizeof(T)));
-      weight_grad(c, values, values_of<T>(grad), of_weight.data(), bias ? of_bias.data() : nullptr);
+      const void* values = blocked_convolution::read_data(c, values_of<T>(data), sizeof(T));
+      weight_grad(c, static_cast<const T*>(values), values_of<T>(grad), of_weight.data(),
+                  bias ? of_bias.data() : nullptr);
       write_gradient(of_weight, req[1], p.rounds_to_half(), outputs[1]);
       if (bias) write_gradient(of_bias, req[2], p.rounds_to_half(), outputs[2]);
     }

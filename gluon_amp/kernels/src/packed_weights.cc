@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 #include <tuple>
+#include <type_traits>
 #include <typeinfo>
 #include <vector>
 
@@ -43,13 +44,20 @@ std::vector<int64_t> terms(const dnnl_memory_desc_t& desc, int dimension) {
   return result;
 }
 
+// How many filters or channels are side by side in the layouts that oneDNN's kernels read: 8 with AVX2
+int64_t side_of(const dnnl_memory_desc_t& desc) {
+  const auto& blocking = desc.format_desc.blocking;
+  return blocking.inner_nblks > 0 && blocking.inner_blks[blocking.inner_nblks - 1] == 8 ? 8 : 16;
+}
+
 // A weight as (filters of all groups, channels, positions of the kernel), and its offsets in a layout.
 struct Layout {
   int64_t groups = 1, filters, channels, positions = 1;  // filters of one group
   std::vector<int64_t> of_group{0}, of_filter, of_channel, of_position{0};
+  int64_t side;
   bool padded;
 
-  explicit Layout(const dnnl_memory_desc_t& desc) {
+  explicit Layout(const dnnl_memory_desc_t& desc) : side(side_of(desc)) {
     const bool grouped = desc.ndims == 5;
     const int first = grouped ? 1 : 0;
     if (grouped) {
@@ -74,10 +82,8 @@ struct Layout {
   }
 };
 
-// Filters are processed in blocks, so that what a thread writes or reads stays in its cache.
-constexpr int64_t kFilters = 16, kChannels = 16;
-
-// The block of a weight that a thread packs: some filters and channels of one group.
+// The block of a weight that a thread packs, so that what it writes or reads stays in its cache: at most
+// `side` filters and channels of one group.
 struct Block {
   int64_t group, filter, channel, filters, channels;
 };
@@ -85,26 +91,27 @@ struct Block {
 // Calls body(Block) for all blocks.
 template <typename Body>
 void each_block(const Layout& layout, Body body) {
-  const int64_t rows = (layout.filters + kFilters - 1) / kFilters;
-  const int64_t columns = (layout.channels + kChannels - 1) / kChannels;
+  const int64_t side = layout.side;
+  const int64_t rows = (layout.filters + side - 1) / side, columns = (layout.channels + side - 1) / side;
   const int64_t count = layout.groups * rows * columns;
 #pragma omp parallel for schedule(static) if (count > 8)
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t filter = i / columns % rows * kFilters, channel = i % columns * kChannels;
-    body(Block{i / columns / rows, filter, channel, std::min(kFilters, layout.filters - filter),
-               std::min(kChannels, layout.channels - channel)});
+    const int64_t filter = i / columns % rows * side, channel = i % columns * side;
+    body(Block{i / columns / rows, filter, channel, std::min(side, layout.filters - filter),
+               std::min(side, layout.channels - channel)});
   }
 }
 
-// The four layouts of a whole block that oneDNN's kernels for convolutions have. In two of them 16 filters
-// are side by side, in the others 16 channels. In bfloat16, each of these is a pair of channels or filters.
+// The four layouts of a whole block that oneDNN's kernels for convolutions have. In two of them the filters
+// are side by side, in the others the channels. In bfloat16, each of these is a pair of channels or filters.
 enum class Order { kFilters, kChannels, kOther };
 
 template <typename To>
 Order find_order(const Layout& layout, const Block& b) {
   const bool pairs = sizeof(To) == 2;
+  const int64_t side = layout.side;
   const auto side_by_side = [&](const std::vector<int64_t>& offsets, int64_t first, int64_t step) {
-    for (int64_t i = 0; i < 16; ++i) {
+    for (int64_t i = 0; i < side; ++i) {
       if (offsets[first + i] - offsets[first] != i * step) return false;
     }
     return true;
@@ -116,11 +123,11 @@ Order find_order(const Layout& layout, const Block& b) {
     return !pairs || count % 2 == 0;
   };
   const int64_t step = pairs ? 2 : 1;
-  if (b.filters == 16 && side_by_side(layout.of_filter, b.filter, step) &&
+  if (b.filters == side && side_by_side(layout.of_filter, b.filter, step) &&
       paired(layout.of_channel, b.channel, b.channels)) {
     return Order::kFilters;
   }
-  if (b.channels == 16 && side_by_side(layout.of_channel, b.channel, step) &&
+  if (b.channels == side && side_by_side(layout.of_channel, b.channel, step) &&
       paired(layout.of_filter, b.filter, b.filters)) {
     return Order::kChannels;
   }
@@ -130,11 +137,12 @@ Order find_order(const Layout& layout, const Block& b) {
 // Calls body(block, order) for all blocks; whole blocks have the order of the first one.
 template <typename To, typename Body>
 void each_ordered_block(const Layout& layout, Body body) {
-  const bool whole = layout.filters >= kFilters && layout.channels >= kChannels;
-  const Block first{0, 0, 0, kFilters, kChannels};
+  const int64_t side = layout.side;
+  const bool whole = layout.filters >= side && layout.channels >= side;
+  const Block first{0, 0, 0, side, side};
   const Order order = whole ? find_order<To>(layout, first) : Order::kOther;
   each_block(layout, [&](const Block& b) {
-    const bool is_whole = b.filters == kFilters && b.channels == kChannels;
+    const bool is_whole = b.filters == side && b.channels == side;
     body(b, is_whole ? order : find_order<To>(layout, b));
   });
 }
@@ -149,8 +157,13 @@ float* memory_of_thread(size_t count) {
 void convert(const float* in, Bfloat* out, int64_t n) { kernels().to_bfloat(in, out, n); }
 void convert(const float* in, float* out, int64_t n) { std::copy(in, in + n, out); }
 
-void store16(const float* low, const float* high, Bfloat* out) { kernels().interleave(low, high, out, 16); }
-void store16(const float* values, const float*, float* out) { std::copy(values, values + 16, out); }
+// Stores a row of 8 or 16 values, in bfloat16 of 16 pairs.
+void store_row(const float* low, const float* high, Bfloat* out, int64_t side) {
+  kernels().interleave(low, high, out, side);
+}
+void store_row(const float* values, const float*, float* out, int64_t side) {
+  for (int64_t i = 0; i < side; i += 8) std::memcpy(out + i, values + i, 8 * sizeof(float));
+}
 
 // Rounds to the values of an element; in and out may be one array.
 void round_to(Element element, const float* in, float* out, int64_t n) {
@@ -169,18 +182,18 @@ void transpose(const float* in, float* out, const Transposition& t) {
 template <typename To>
 void pack_block(const float* source, int64_t row, const Layout& layout, const Block& b, Order order,
                 To* packed) {
-  float* memory = memory_of_thread(kFilters * kChannels * layout.positions);
-  const int64_t positions = layout.positions;
+  float* memory = memory_of_thread(layout.side * layout.side * layout.positions);
+  const int64_t positions = layout.positions, side = layout.side;
   const int64_t count = b.channels * positions, step = sizeof(To) == 2 ? 2 : 1;
   To* target = packed + layout.of_group[b.group];
   if (order == Order::kFilters) {
-    transpose(source, memory, {16, count, row, 16, 16});
+    transpose(source, memory, {side, count, row, side, side});
     target += layout.of_filter[b.filter];
     for (int64_t c = 0; c < b.channels; c += step) {
       To* place = target + layout.of_channel[b.channel + c];
-      const float* values = memory + c * positions * 16;
+      const float* values = memory + c * positions * side;
       for (int64_t k = 0; k < positions; ++k) {
-        store16(values + k * 16, values + (positions + k) * 16, place + layout.of_position[k]);
+        store_row(values + k * side, values + (positions + k) * side, place + layout.of_position[k], side);
       }
     }
   } else if (order == Order::kChannels) {
@@ -188,12 +201,12 @@ void pack_block(const float* source, int64_t row, const Layout& layout, const Bl
     for (int64_t f = 0; f < b.filters; f += step) {
       const float* rows[2] = {source + f * row, source + (f + 1) * row};
       for (int64_t i = 0; positions > 1 && i < step; ++i) {
-        transpose(rows[i], memory + i * count, {16, positions, positions, 16, 16});
+        transpose(rows[i], memory + i * count, {side, positions, positions, side, side});
         rows[i] = memory + i * count;
       }
       To* place = target + layout.of_filter[b.filter + f];
       for (int64_t k = 0; k < positions; ++k) {
-        store16(rows[0] + k * 16, rows[1] + k * 16, place + layout.of_position[k]);
+        store_row(rows[0] + k * side, rows[1] + k * side, place + layout.of_position[k], side);
       }
     }
   } else {
@@ -218,7 +231,8 @@ void pack(const From* weight, const Layout& layout, Element element, To* packed)
   each_ordered_block<To>(layout, [&](const Block& b, Order order) {
     const int64_t row = layout.channels * layout.positions;
     const int64_t first = (b.group * layout.filters + b.filter) * row + b.channel * layout.positions;
-    if (direct) return pack_block(reinterpret_cast<const float*>(weight + first), row, layout, b, order, packed);
+    const float* source = reinterpret_cast<const float*>(weight + first);
+    if (direct) return pack_block(source, row, layout, b, order, packed);
     const int64_t count = b.channels * layout.positions;
     std::vector<float> rows(b.filters * count);
     for (int64_t f = 0; f < b.filters; ++f) read_row(weight + first + f * row, &rows[f * count], count);
@@ -250,12 +264,13 @@ void fill(const NDArray& weight, const dnnl_memory_desc_t& desc, Element element
 
 // ------------------------------------------------------------------------------------- squares
 
-// oneDNN's kernels read squares of 16 filters and 16 channels. Those of a convolution have a row for each
+// oneDNN's kernels read squares of filters and channels. Those of a convolution have a row for each
 // channel, those of the gradient of its data a row for each filter. In bfloat16, a row has pairs of them.
 bool has_squares(const dnnl_memory_desc_t& desc, int rows, int columns) {
   const auto& blocking = desc.format_desc.blocking;
   const bool pairs = desc.data_type == dnnl_bf16;
-  const std::vector<int64_t> sizes = pairs ? std::vector<int64_t>{8, 16, 2} : std::vector<int64_t>{16, 16};
+  const int64_t side = side_of(desc);
+  const auto sizes = pairs ? std::vector<int64_t>{8, 16, 2} : std::vector<int64_t>{side, side};
   const std::vector<int64_t> dimensions =
       pairs ? std::vector<int64_t>{rows, columns, rows} : std::vector<int64_t>{rows, columns};
   return blocking.inner_nblks == static_cast<int>(sizes.size()) &&
@@ -267,29 +282,33 @@ bool has_squares(const dnnl_memory_desc_t& desc, int rows, int columns) {
 bool are_turned(const dnnl_memory_desc_t& forward, const dnnl_memory_desc_t& backward) {
   const int filters = forward.ndims == 5 ? 1 : 0, channels = filters + 1;
   return forward.data_type == backward.data_type && forward.ndims == backward.ndims &&
+         side_of(forward) == side_of(backward) &&
          std::equal(forward.dims, forward.dims + forward.ndims, backward.dims) &&
          has_squares(forward, channels, filters) && has_squares(backward, filters, channels);
 }
 
-void turn_square(const Bfloat* in, Bfloat* out) {
+void turn_square(const Bfloat* in, Bfloat* out, int64_t) {
   kernels().moves->turn_pairs(reinterpret_cast<const uint64_t*>(in), reinterpret_cast<uint64_t*>(out));
 }
-void turn_square(const float* in, float* out) { transpose(in, out, {16, 16, 16, 16, 16}); }
+void turn_square(const float* in, float* out, int64_t side) {
+  transpose(in, out, {side, side, side, side, side});
+}
 
 // Packs the weight for the gradient of the data from what is packed for the convolution.
 template <typename T>
 void turn(const T* forward, const dnnl_memory_desc_t& from, T* backward, const dnnl_memory_desc_t& to) {
   const Layout in(from), out(to);
   const int64_t filters = in.of_filter.size(), channels = in.of_channel.size();
-  const int64_t rows = filters / 16, columns = channels / 16;
+  const int64_t side = in.side, rows = filters / side, columns = channels / side;
   const int64_t count = in.groups * rows * columns;
 #pragma omp parallel for schedule(static) if (count > 8)
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t group = i / columns / rows, filter = i / columns % rows * 16, channel = i % columns * 16;
+    const int64_t group = i / columns / rows, filter = i / columns % rows * side;
+    const int64_t channel = i % columns * side;
     const T* squares = forward + in.of_group[group] + in.of_filter[filter] + in.of_channel[channel];
     T* turned = backward + out.of_group[group] + out.of_filter[filter] + out.of_channel[channel];
     for (int64_t k = 0; k < in.positions; ++k) {
-      turn_square(squares + in.of_position[k], turned + out.of_position[k]);
+      turn_square(squares + in.of_position[k], turned + out.of_position[k], side);
     }
   }
 }
@@ -472,9 +491,11 @@ const void* packed_for_one_use(const NDArray& weight, const dnnl_memory_desc_t& 
   if (!forward.buffer) {
     fill(weight, desc, element, memory);
   } else if (desc.data_type == dnnl_bf16) {
-    turn(static_cast<const Bfloat*>(forward.buffer->data()), forward.desc, static_cast<Bfloat*>(memory), desc);
+    turn(static_cast<const Bfloat*>(forward.buffer->data()), forward.desc, static_cast<Bfloat*>(memory),
+         desc);
   } else {
-    turn(static_cast<const float*>(forward.buffer->data()), forward.desc, static_cast<float*>(memory), desc);
+    turn(static_cast<const float*>(forward.buffer->data()), forward.desc, static_cast<float*>(memory),
+         desc);
   }
   return memory;
 }
@@ -490,13 +511,13 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
     });
   }
   const Layout layout(desc);
-  const int64_t positions = layout.positions;
+  const int64_t positions = layout.positions, side = layout.side;
   each_ordered_block<float>(layout, [&](const Block& b, Order order) {
     const int64_t count = b.channels * positions, row = layout.channels * positions;
     const float* source = values + layout.of_group[b.group];
     const int64_t start = ((b.group * layout.filters + b.filter) * layout.channels + b.channel) * positions;
-    float* packed_rows = memory_of_thread(2 * kFilters * count);
-    float* rows = packed_rows + kFilters * count;
+    float* packed_rows = memory_of_thread(2 * side * count);
+    float* rows = packed_rows + side * count;
     float* const direct = output.direct();
     float* target = direct ? direct + start : rows;
     const int64_t stride = direct ? row : count;
@@ -504,11 +525,11 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
       float* next = packed_rows;
       for (int64_t c = 0; c < b.channels; ++c) {
         const float* place = source + layout.of_filter[b.filter] + layout.of_channel[b.channel + c];
-        for (int64_t k = 0; k < positions; ++k, next += 16) {
-          std::memcpy(next, place + layout.of_position[k], 16 * sizeof(float));
+        for (int64_t k = 0; k < positions; ++k, next += side) {
+          store_row(place + layout.of_position[k], nullptr, next, side);
         }
       }
-      transpose(packed_rows, target, {count, 16, 16, stride, count});
+      transpose(packed_rows, target, {count, side, side, stride, count});
     } else {
       for (int64_t f = 0; f < b.filters; ++f) {
         const float* place = source + layout.of_filter[b.filter + f];
