@@ -12,7 +12,7 @@ import mxnet as mx
 from mxnet import autograd, nd
 
 # What arrays hold; products widen bfloat16 to float32 where it is emulated.
-ELEMENTS = ["float16", "widened bfloat16", "float32"]
+ELEMENTS = ["float16", "float32", "widened bfloat16"]
 ELEMENTS = ["bfloat16", *ELEMENTS] if bfloat16.is_native() else ELEMENTS
 # The relative error of one rounding; in float32, of a few
 PRECISION = {
