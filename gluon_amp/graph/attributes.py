@@ -20,8 +20,11 @@ ROUNDING_ATTR = "__gluon_amp_rounding__"
 # Attribute of the operators in a bfloat16 graph that the policy's own pins keep in float32
 PINNED_ATTR = "__gluon_amp_pinned__"
 
+# Attribute of the products of a graph that runs in float32 by our own operators
+FUSED_ATTR = "__gluon_amp_fused__"
+
 # All attributes of ours, which a graph for others leaves out
-OWN_ATTRS = (BLOCK_ATTR, ACCUMULATE_ATTR, ROUNDING_ATTR, PINNED_ATTR)
+OWN_ATTRS = (BLOCK_ATTR, ACCUMULATE_ATTR, ROUNDING_ATTR, PINNED_ATTR, FUSED_ATTR)
 
 
 class Rounding(NamedTuple):

@@ -14,6 +14,7 @@ STYLE = Path(__file__).with_suffix(".mplstyle")
 # A policy has the colour of the dtype that it computes in.
 COLOURS = {
     "float32": "#0072B2",
+    "fused_float32": "#0072B2",
     "float16": "#D55E00",
     "mixed_float16": "#D55E00",
     "bfloat16": "#009E73",

@@ -164,7 +164,7 @@ def suggest_policy(
     amp.cast(net, amp.Policy('float16').pin(blocks=['^0$', '^1$']))
     """
     policy = Policy.parse(policy)
-    if policy.is_float32 or policy.studies:
+    if policy.product_dtype == "float32":
         raise ValueError(
             f"suggest_policy() got {policy!r}, which needs no pins: pass a policy that computes in "
             "float16 or bfloat16."

@@ -7,7 +7,7 @@ cannot be built or loaded or fails its trial. Both compute the same bits, with t
 Sums over a batch, such as BatchNorm's, may be computed in another order, since our operators keep
 tensors in oneDNN's own layouts. Average pooling with the `full` convention and a clipped window has
 the gradient of finite differences here, and another one in MXNet. The maximum of an empty window is
--inf here.
+-inf here, but under `fused_float32`.
 
 `obtain` finds or builds the library: `build` compiles it, `check` tries it in a separate process,
 and `cache` stores it. A library is only loaded if its bytes have the digest that was recorded when

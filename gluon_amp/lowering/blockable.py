@@ -48,10 +48,11 @@ class Analysis:
 
     `images` are the tensors that can have it, found from the inputs to the outputs. `groups` are,
     for each elementwise node, the nodes whose results it is part of, found from the outputs back.
+    Arrays of images have one of the dtypes `low`.
     """
 
-    def __init__(self, graph: TypedGraph) -> None:
-        self.nodes, self.edges = graph.json["nodes"], graph.edges
+    def __init__(self, graph: TypedGraph, low: Tuple[str, ...] = LOW_PRECISION) -> None:
+        self.nodes, self.edges, self.low = graph.json["nodes"], graph.edges, low
         self.readers: Dict[Edge, List[int]] = {}
         for i, node in enumerate(self.nodes):
             for source, output, *_ in node["inputs"]:
@@ -110,7 +111,7 @@ class Analysis:
         return self.images.get(tuple(node["inputs"][k][:2]))
 
     def is_low(self, edge: Edge) -> bool:
-        return self.edges.get(edge) in LOW_PRECISION
+        return self.edges.get(edge) in self.low
 
     def _find_convolution(self, i: int, node: dict) -> Optional[Images]:
         attrs, is_2d = node["attrs"], len(tuple_of(node["attrs"]["kernel"])) == 2

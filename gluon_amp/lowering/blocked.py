@@ -17,7 +17,7 @@ from typing import Dict, List, Optional, Set, Tuple
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16, hardware
 from gluon_amp.base.registry import canonical
-from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, Writer, needed
+from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, FUSED_ATTR, Writer, needed
 from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, is_elementwise
 from gluon_amp.lowering.narrowing import narrowed
 from gluon_amp.lowering.pointwise import RELU, Program, instructions_of
@@ -32,6 +32,7 @@ CONVOLUTION, DEPTHWISE = "_gluon_amp_blocked_convolution", "_gluon_amp_depthwise
 DECONVOLUTION = "_gluon_amp_blocked_deconvolution"
 DENSE = "_gluon_amp_dense"
 NORM, POINTWISE = "_gluon_amp_norm", "_gluon_amp_pointwise"
+NARROW_BFLOAT, WIDEN_BFLOAT = "_gluon_amp_narrow_bfloat", "_gluon_amp_widen_bfloat"
 CONCAT, POOL = "_gluon_amp_concat", "_gluon_amp_pool"
 
 # Of one position, in a group of a convolution; with more, oneDNN's kernels are faster than ours.
@@ -45,16 +46,17 @@ def use_blocked_layout(graph: TypedGraph) -> TypedGraph:
     """Return a graph of the same values in which images in low precision have the blocked layout.
 
     It is `graph` itself if it has no product in low precision, or if there is no C++ library or no
-    oneDNN. Its kernels read bfloat16 as oneDNN does, so it is also `graph` where bfloat16 is
-    emulated.
+    oneDNN. A graph that `fused_float32` has marked has this layout in float32.
     """
     products = ("Convolution", "Deconvolution", "FullyConnected")
     if not any(node["op"] in products for node in graph.json["nodes"]) or not available():
         return graph
-    low = set(LOW_PRECISION).intersection(graph.edges.values())
-    if not low or ("bfloat16" in low and not bfloat16.is_native()):
+    if any(FUSED_ATTR in node.get("attrs", {}) for node in graph.json["nodes"]):
+        found = Analysis(graph, ("float32",))
+    elif set(LOW_PRECISION).intersection(graph.edges.values()):
+        graph, found = narrowed(graph)
+    else:
         return graph
-    graph, found = narrowed(graph)
     # The order of the variables is that of the graph, and callers rely on it.
     blocked = _Writing(graph, found).rewrite()
     if _variables(blocked) != _variables(graph):
@@ -76,7 +78,7 @@ def lanes_for(dtype: str) -> int:
     """
     if not hardware.onednn_flags() >= hardware.AVX512_FLAGS:
         return 8
-    return 0 if dtype == "bfloat16" and hardware.has_amx() else 16
+    return 0 if dtype == "bfloat16" and bfloat16.is_native() and hardware.has_amx() else 16
 
 
 class _Writing:
@@ -90,6 +92,9 @@ class _Writing:
         self.old, self.nodes, self.edges = graph, found.nodes, found.edges
         self.found, self.images, self.groups = found, found.images, found.groups
         self.keeps_order = keeps_order
+        # Emulated bfloat16 is stored as such, and widened for oneDNN's products.
+        self.widened = () if bfloat16.is_native() else ("bfloat16",)
+        self.in_float32 = ("float32", *self.widened)  # what products are computed in float32
         self.out = Writer()
         self.plain: Dict[Edge, list] = {}  # old edge -> its entry in the new graph, plain
         self.blocked: Dict[Edge, list] = {}  # and blocked
@@ -104,7 +109,8 @@ class _Writing:
     def rewrite(self) -> TypedGraph:
         for i, node in enumerate(self.nodes):
             accumulates = node.get("attrs", {}).get(ACCUMULATE_ATTR)
-            if node["op"] == "FullyConnected" and self.found.is_low((i, 0)) and not accumulates:
+            dense = node["op"] == "FullyConnected" and self.found.is_low((i, 0))
+            if dense and not accumulates and self.edges[i, 0] not in self.in_float32:
                 self._write_dense(i, node)
             elif (i, 0) not in self.images:
                 self._copy(i)
@@ -132,7 +138,7 @@ class _Writing:
             if edge in self.images and self.found.is_low(edge):
                 channels = str(self.images[edge].channels)
                 name = f"{node['name']}_plain"
-                entry = self.out.emit(UNBLOCK, name, self._blocked(edge), channels=channels)
+                entry = self._emit(edge, UNBLOCK, name, self._blocked(edge), channels=channels)
                 self.plain[edge] = self._typed(entry, self.edges[edge])
             else:  # it was to be computed together with its readers
                 self._copy(edge[0])
@@ -140,11 +146,18 @@ class _Writing:
 
     def _typed(self, entry: list, dtype: str) -> list:
         """Return an entry of the emulation, whose arrays are float32, as one of the cast graph."""
-        if dtype != "float16":
+        name = self.out.nodes[entry[0]]["name"]
+        if dtype in self.widened:
+            entry = self.out.emit(WIDEN_BFLOAT, f"{name}_wide", entry)
+        elif dtype != "float16":
             return entry
-        return self.out.emit(
-            "amp_cast", f"{self.out.nodes[entry[0]]['name']}_half", entry, dtype=dtype
-        )
+        return self.out.emit("amp_cast", f"{name}_{dtype}", entry, dtype=dtype)
+
+    def _emit(self, edge: Edge, op: str, name: str, *inputs: list, **attrs: str) -> list:
+        """Append an operator of images, with what `element_of` in `kernels/src/blocked.h` reads."""
+        if self.edges[edge] in self.in_float32:
+            attrs["in_float32"] = "True"
+        return self.out.emit(op, name, *inputs, **attrs)
 
     def _blocked(self, edge: Edge) -> list:
         """Return the entry of a tensor in the blocked layout."""
@@ -160,9 +173,12 @@ class _Writing:
     def _plain_data(self, i: int, node: dict) -> list:
         """Return what a product reads, in the plain layout; in the emulation it is float32."""
         source = self._plain(tuple(node["inputs"][0][:2]))
-        if self.edges[i, 0] != "float16":
+        if self.edges[i, 0] not in ("float16", *self.widened):
             return source
-        return self.out.emit("amp_cast", f"{node['name']}_data", source, dtype="float32")
+        source = self.out.emit("amp_cast", f"{node['name']}_data", source, dtype="float32")
+        if self.edges[i, 0] == "float16":
+            return source
+        return self.out.emit(NARROW_BFLOAT, f"{node['name']}_narrow", source)
 
     def _parameters(self, node: dict) -> Tuple[List[list], Dict[str, str]]:
         """Return the weight and bias that a product reads, and its attributes about them."""
@@ -192,13 +208,13 @@ class _Writing:
         # Our own operator keeps the number of lanes, which is that of the channels if `lanes` is 0.
         keeps_lanes = lanes_for(self.edges[i, 0]) or (data is not None and group_in == group_out)
         if groups > 1 and keeps_lanes and group_in * group_out <= FEW_PRODUCTS:
-            return self.out.emit(DEPTHWISE, node["name"], *inputs, **attrs)
+            return self._emit((i, 0), DEPTHWISE, node["name"], *inputs, **attrs)
         attrs["reader_rounds"] = str(self._is_rounded_by_reader(i))
-        return self.out.emit(CONVOLUTION, node["name"], *inputs, **attrs)
+        return self._emit((i, 0), CONVOLUTION, node["name"], *inputs, **attrs)
 
     def _write_deconvolution(self, i: int, node: dict) -> list:
         inputs, attrs = self._convolved(i, node)
-        return self.out.emit(DECONVOLUTION, node["name"], *inputs, **attrs)
+        return self._emit((i, 0), DECONVOLUTION, node["name"], *inputs, **attrs)
 
     def _convolved(self, i: int, node: dict) -> Tuple[List[list], Dict[str, str]]:
         """Return what a convolution or deconvolution reads, and its attributes."""
@@ -234,14 +250,15 @@ class _Writing:
         attrs["channels"] = str(self.images[i, 0].channels)
         if canonical(node["op"]) == ADAPTIVE_POOLING:
             attrs = {"output_size": "(1, 1)", **attrs, "pool_type": "avg"}
-        return self.out.emit(POOL, node["name"], self._data(node), **attrs)
+        return self._emit((i, 0), POOL, node["name"], self._data(node), **attrs)
 
     def _write_concat(self, i: int, node: dict) -> list:
         count = range(len(node["inputs"]))
         channels = ", ".join(str(self.found.input(node, k).channels) for k in count)
         inputs = [self._data(node, k) for k in count]
         attrs = {"channels": f"({channels})", "lanes": str(lanes_for(self.edges[i, 0]))}
-        return self.out.emit(CONCAT, node["name"], *inputs, num_args=str(len(inputs)), **attrs)
+        attrs["num_args"] = str(len(inputs))
+        return self._emit((i, 0), CONCAT, node["name"], *inputs, **attrs)
 
     def _write_group(self, i: int, node: dict) -> list:
         """Append the program of an elementwise operator and all those in its group before it.
@@ -292,15 +309,15 @@ class _Writing:
         channels = str(self.images[i, 0].channels)
         attrs = {"program": program.text(), "channels": channels}
         if norm is None:
-            return self.out.emit(
-                POINTWISE, node["name"], *inputs, num_inputs=str(len(inputs)), **attrs
-            )
+            attrs["num_inputs"] = str(len(inputs))
+            return self._emit((i, 0), POINTWISE, node["name"], *inputs, **attrs)
         source = self.nodes[norm]
         kept = ("eps", "momentum", "fix_gamma", "use_global_stats")
         attrs.update({key: source["attrs"][key] for key in kept if key in source["attrs"]})
         statistics = [self._plain(tuple(e[:2])) for e in source["inputs"][1:]]
         attrs["num_extras"] = str(len(inputs))
-        return self.out.emit(NORM, node["name"], self._data(source), *statistics, *inputs, **attrs)
+        inputs = [self._data(source), *statistics, *inputs]
+        return self._emit((i, 0), NORM, node["name"], *inputs, **attrs)
 
     def _norm_of(self, i: int, members: Set[int]) -> Optional[int]:
         """Return the first BatchNorm among the arrays that a program reads, None without one."""
@@ -359,6 +376,8 @@ def _fork(graph: TypedGraph) -> TypedGraph:
         count = uses[i, 0]
         if node["op"] in blocked and count > 1:
             name = f"{node['name']}_fork"
-            fork = out.emit(FORK, name, *[[number, 0, 0]] * count, num_outputs=str(count))
+            attrs = {k: v for k, v in node["attrs"].items() if k == "in_float32"}
+            attrs["num_outputs"] = str(count)
+            fork = out.emit(FORK, name, *[[number, 0, 0]] * count, **attrs)
             forks[i, 0] = [[fork[0], k, 0] for k in range(count)]
     return graph.written(out)

@@ -12,6 +12,7 @@ from gluon_amp.graph import (
     ACCUMULATE_ATTR,
     ACCUMULATING,
     BLOCK_ATTR,
+    FUSED_ATTR,
     MX_DTYPE_CODES,
     PINNED_ATTR,
     ROUNDING_ATTR,
@@ -22,7 +23,7 @@ from gluon_amp.graph import (
     source_of,
     to_json,
 )
-from gluon_amp.policy import Decision, Policy, constants, op_table
+from gluon_amp.policy import FUSED, Decision, Policy, constants, op_table
 
 import mxnet as mx
 
@@ -185,8 +186,6 @@ class _Rewriter:
         self.ends = ends
         self.nodes = []
         self.casting = not policy.is_float32  # a float32 policy inserts no casts
-        # Operands in a format for study are float32 tensors.
-        self.product_dtype = "float32" if policy.studies else policy.compute_dtype
         self.keys = Counter() if keys is None else keys  # of the products so far, see `Rounding`
 
     def rewrite(self, graph: dict, output_dtype: Optional[str]) -> dict:
@@ -226,7 +225,7 @@ class _Rewriter:
         if natively_mixed:
             # Only the data may be cast, and only by a pin: the parameters stay in float32.
             castable = castable[:1]
-            dtype = self.policy.compute_dtype if decision.pinned else data_dtype
+            dtype = self.policy.product_dtype if decision.pinned else data_dtype
         if self.casting and dtype not in (None, INTEGER):
             for k in castable:
                 inputs[k] = out.cast(inputs[k], dtype)
@@ -234,6 +233,8 @@ class _Rewriter:
             node["attrs"][ACCUMULATE_ATTR] = "float16"
         if decision.pinned and dtype == "float32" and self.policy.compute_dtype == "bfloat16":
             node["attrs"][PINNED_ATTR] = "float32"
+        if decision.kind == "compute" and self.policy.compute_dtype == FUSED:
+            node["attrs"][FUSED_ATTR] = "True"
         if "subgraphs" in node:
             # A loop or branch reads and returns float32; its body casts what it reads.
             float32 = dict.fromkeys(self.param_dtypes, "float32")
@@ -268,7 +269,7 @@ class _Rewriter:
     def _dtype(self, decision: Decision, input_dtypes: List[Optional[str]]) -> Optional[str]:
         """Return the dtype that an operator runs in, by its kind (see `op_table`)."""
         if decision.kind == "compute":
-            return self.product_dtype
+            return self.policy.product_dtype
         if decision.kind != "uncast" and "float64" in input_dtypes:
             return "float64"  # of a constant or a cast of the user's, who wants its digits
         if decision.kind in ("float32", "norm"):

@@ -18,7 +18,10 @@ from gluon_amp.base.messages import did_you_mean
 from gluon_amp.policy import bfloat16_kernels, constants, op_table, study
 from gluon_amp.policy.study import DIRECTIONS
 
-DTYPES = ("float32", "float16", "bfloat16")
+# What computes in float32, but as low precision does on a CPU: by the operators of our own
+FUSED = "fused_float32"
+
+DTYPES = ("float32", "float16", "bfloat16", FUSED)
 
 Dtype = Union[str, type, np.dtype]
 
@@ -30,6 +33,7 @@ PRESETS = {
     "mixed_float16": ("float32", "float16", "float32"),
     "bfloat16": ("float32", "bfloat16", "float32"),
     "mixed_bfloat16": ("float32", "bfloat16", "float32"),
+    FUSED: ("float32", FUSED, "float32"),
 }
 
 # `Policy.parse` keys and the field each one sets
@@ -96,9 +100,12 @@ class Policy:
         Storage of the parameters that only matrix products read (weights and biases of
         convolutions, dense and recurrent layers). All other parameters stay float32. Float16
         parameters need float32 masters in the optimizer (`amp.Trainer` keeps them).
-    compute_dtype : {'float32', 'float16', 'bfloat16', 'tfloat32', 'float8_e4m3', 'float8_e5m2'}
-        What convolutions and matrix products compute in. They accumulate in float32. The last three
-        are formats for study, which are emulated on a CPU: see `studies`.
+    compute_dtype : {'float32', 'float16', 'bfloat16', 'fused_float32', 'tfloat32', 'float8_e4m3', \
+'float8_e5m2'}
+        What convolutions and matrix products compute in. They accumulate in float32. With
+        'fused_float32', everything computes in float32, by the fused operators that low precision
+        has on a CPU. The last three are formats for study, which are emulated on a CPU: see
+        `studies`.
     output_dtype : {'float32', 'float16'}
         What the network returns. With float32, loss and metric are computed in float32.
     pins : tuple of Pin
@@ -188,6 +195,15 @@ class Policy:
         return self.compute_dtype in study.FORMATS or self.gradient_dtype != self.compute_dtype
 
     @property
+    def product_dtype(self) -> str:
+        """The dtype of the tensors that products read: float32 where the format is none of MXNet's.
+
+        An operand in a format for study is a float32 tensor of its values.
+        """
+        is_dtype = self.compute_dtype in DTYPES and self.compute_dtype != FUSED
+        return self.compute_dtype if is_dtype and not self.studies else "float32"
+
+    @property
     def needs_loss_scale(self) -> bool:
         """Whether gradients are float16, which small ones underflow and large ones overflow."""
         return self.gradient_dtype == "float16"
@@ -195,7 +211,7 @@ class Policy:
     @property
     def keeps_ends_wide(self) -> bool:
         """Whether the first and the last product of a net stay in float32 unless pinned."""
-        return study.has_8_bits(self.compute_dtype, self.gradient_dtype)
+        return self.studies and study.has_8_bits(self.compute_dtype, self.gradient_dtype)
 
     @property
     def is_float32(self) -> bool:
@@ -413,6 +429,8 @@ direction='weight_gradient')
 
     def _float32_reason(self, op: str, attrs: Optional[Mapping[str, str]]) -> str:
         """Return why a node of a low-precision operator runs in float32, or '' if it does not."""
+        if self.compute_dtype == FUSED:
+            return ""
         if self.compute_dtype == "bfloat16":
             if not bfloat16_kernels.has_kernel(op, attrs):
                 return "MXNet 1.9.1 has no fast and correct bfloat16 kernel for it"

@@ -12,7 +12,7 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import nn
 
-POLICIES = ("float16", "mixed_float16", "bfloat16")
+POLICIES = ("float16", "mixed_float16", "bfloat16", "fused_float32")
 
 
 class Net(mx.gluon.HybridBlock):

@@ -23,7 +23,8 @@ def test_float32_undoes_a_cast(policy):
     before = {name: p.data().asnumpy() for name, p in net.collect_params().items()}
     for _ in range(2):
         amp.cast(net, policy)
-        assert not np.array_equal(net(x).asnumpy(), expected)
+        rounds = not np.array_equal(net(x).asnumpy(), expected)
+        assert rounds or policy == "fused_float32"
         amp.cast(net, "float32")
         assert type(net) is nn.HybridSequential
         assert all(type(child).__module__.startswith("mxnet") for child in net)

@@ -68,7 +68,7 @@ def test_this_machine(capsys, monkeypatch):
     assert report["mxnet"] == mx.__version__ and report["cpu"]["name"]
     assert report["cuda_build"] is mx.runtime.Features().is_enabled("CUDA")
     policies = [item["policy"] for item in report["policies"]]
-    assert policies == ["float32", "float16", "mixed_float16", "bfloat16"]
+    assert policies == ["float32", "float16", "mixed_float16", "bfloat16", "fused_float32"]
     values = {item["name"]: item["value"] for item in report["environment"]}
     assert values["MXNET_SAFE_ACCUMULATION"] == "1" and values["MXNET_FC_TRUE_FP16"] is None
 
@@ -223,6 +223,7 @@ def test_the_whole_report_of_a_machine(pretend):
         "                            of the memory.\n"
         "  bfloat16       CANNOT RUN MXNet 1.9.1 has no bfloat16 kernels for GPUs: use\n"
         "                            float16 or mixed_float16, or the CPU.\n"
+        "  fused_float32  runs       by cuDNN and cuBLAS.\n"
         "\n"
         "Environment variables that are set: none that matters\n"
         "\n"

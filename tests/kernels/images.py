@@ -6,13 +6,23 @@ import numpy as np
 
 from gluon_amp.base import bfloat16
 from gluon_amp.graph import from_json
+from gluon_amp.lowering.blocked import NARROW_BFLOAT, WIDEN_BFLOAT
 
 import mxnet as mx
 from mxnet import autograd, nd
 
-ELEMENTS = ["bfloat16", "float16"] if bfloat16.is_native() else ["float16"]
-# The relative error of one rounding
-PRECISION = {"bfloat16": 2.0**-8, "float16": 2.0**-11}
+# What arrays hold; products widen bfloat16 to float32 where it is emulated.
+ELEMENTS = ["float16", "float32", "widened bfloat16"]
+ELEMENTS = ["bfloat16", *ELEMENTS] if bfloat16.is_native() else ELEMENTS
+# The relative error of one rounding; in float32, of a few
+PRECISION = {
+    "bfloat16": 2.0**-8,
+    "widened bfloat16": 2.0**-8,
+    "float16": 2.0**-11,
+    "float32": 2.0**-21,
+}
+
+WIDENED = {"bfloat16": NARROW_BFLOAT, "float32": WIDEN_BFLOAT}
 
 # images, channels, height, width, lanes (0: as many as channels)
 SHAPES = [
@@ -34,8 +44,12 @@ def rounded(values: np.ndarray, element: str) -> np.ndarray:
     if element == "float16":
         with np.errstate(over="ignore"):
             return np.asarray(values).astype(np.float16).astype(np.float32)
-    cast = nd.amp_cast(nd.array(values), dtype=np.dtype([("bfloat16", np.uint16)]))
-    return nd.amp_cast(cast, dtype="float32").asnumpy()
+    values = np.asarray(values, np.float32)
+    if element == "float32":
+        return values
+    bits = values.view(np.uint32)
+    bits = (bits + 0x7FFF + (bits >> 16 & 1)) & np.uint32(0xFFFF0000)
+    return np.where(np.isnan(values), values, bits.view(np.float32))
 
 
 def normal(shape: Sequence[int], element: str, seed: int = 0) -> np.ndarray:
@@ -83,9 +97,14 @@ def operator(op, inputs, element, low=None, outputs=1, **attributes) -> mx.sym.S
         return [len(nodes) - 1, 0, 0]
 
     def cast(entry: list, dtype: str) -> list:
-        if element != "bfloat16":
-            return entry
-        return emit("amp_cast", f"c{len(nodes)}", [entry], dtype=dtype)
+        if element == "bfloat16":
+            return emit("amp_cast", f"c{len(nodes)}", [entry], dtype=dtype)
+        if element == "widened bfloat16":
+            return emit(WIDENED[dtype], f"c{len(nodes)}", [entry])
+        return entry
+
+    if element in ("widened bfloat16", "float32"):
+        attributes["in_float32"] = True
 
     for name in names[:1] if low is None else low:
         entries[name] = cast(entries[name], "bfloat16")

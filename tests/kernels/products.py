@@ -158,7 +158,7 @@ class Deconvolution(Convolution):
         return expected, head
 
     def result_precision(self, element):
-        if element == "float16":
+        if element != "bfloat16":
             return super().result_precision(element)
         # In bfloat16 a bias is added to what is rounded already.
         low = {"result": 2 * PRECISION[element], "data": PRECISION[element]}

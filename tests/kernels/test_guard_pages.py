@@ -91,10 +91,11 @@ LOW_INPUTS = {"concat": 2, "pointwise": 2}
 
 def call_all(element, seed, count, at_end):
     """Call the operators alone, so that they read and write the guarded arrays themselves."""
-    stored = "bfloat16" if element == "bfloat16" else "float32"
+    stored = "bfloat16" if "bfloat16" in element else "float32"
     for op, attributes, shapes in cases(seed, count):
         print(element, at_end, op, attributes, shapes, file=sys.stderr, flush=True)
         names = [f"x{i}" for i in range(len(shapes))]
+        attributes["in_float32"] = element in ("widened bfloat16", "float32")
         symbol = operator(f"_gluon_amp_{op}", names, "float16", **attributes)  # without casts
         low = LOW_INPUTS.get(op, 1)
         elements = [stored] * low + ["float32"] * (len(shapes) - low)

@@ -44,7 +44,7 @@ def close(actual, expected, element):
     for name, values in actual.items():
         wanted = expected[name]
         size = np.abs(wanted[np.isfinite(wanted)]).max(initial=0)
-        np.testing.assert_allclose(values, wanted, rtol, 1e-3 * rtol * size + 1e-7, err_msg=name)
+        np.testing.assert_allclose(values, wanted, rtol, 1e-3 * rtol * size + 1e-6, err_msg=name)
 
 
 def compare(program, function, images, lanes=16, head=None):
@@ -145,10 +145,10 @@ def test_inputs_with_one_value_per_channel(shape):
         close({n: to_plain(v, shape[1]) for n, v in results.items()}, expected, element)
 
 
-@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("element", set(ELEMENTS) - {"float32"})
 def test_round_rounds_values_and_gradients(element):
     # 257 and 2049 are not bfloat16 or float16 values
-    big = {"bfloat16": 256.0, "float16": 2048.0}[element]
+    big = 1 / PRECISION[element]
     x = np.full((1, 1, 1, 2), big, np.float32)
     result = run("adds 0 1; round 1; adds 2 -1", [x], element)["result"]
     np.testing.assert_array_equal(result, rounded(x - 1, element))

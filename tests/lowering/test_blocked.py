@@ -23,9 +23,11 @@ from mxnet.gluon.model_zoo import vision
 
 pytestmark = [needs_layout, pytest.mark.cpu_kind]
 
-POLICIES = ["float16", "bfloat16"] if bfloat16.is_native() else ["float16"]
+EMULATED = "emulated bfloat16"
+POLICIES = ["fused_float32", "float16", EMULATED]
+POLICIES = [*POLICIES, "bfloat16"] if bfloat16.is_native() else POLICIES
 # relative distances of results with and without the layout, as roots of mean squares
-TOLERANCE = {"float16": 2e-3, "bfloat16": 2e-2}
+TOLERANCE = {"fused_float32": 2e-6, "float16": 2e-3, EMULATED: 2e-2, "bfloat16": 2e-2}
 PLAIN = ("BatchNorm", "Activation", "Convolution", "_gluon_amp_convolution")
 
 
@@ -222,7 +224,7 @@ def run(case, policy, layout, monkeypatch, train=True, shape=(3, 4, 7, 9), grad_
         if not layout:
             patch.setattr(blocked, "available", lambda: False)
         net.hybridize()
-        amp.cast(net, policy)
+        cast(net, policy, patch)
         params = {name: p for name, p in net.collect_params().items() if p.grad_req != "null"}
         for param in params.values():
             param.grad_req = grad_req
@@ -238,6 +240,12 @@ def run(case, policy, layout, monkeypatch, train=True, shape=(3, 4, 7, 9), grad_
     for name, param in net.collect_params().items():
         results[name] = (param.grad() if name in params else param.data()).asnumpy()
     return results
+
+
+def cast(net, policy, monkeypatch):
+    if policy == EMULATED:
+        monkeypatch.setenv(bfloat16.VARIABLE, "emulated")
+    amp.cast(net, policy.split()[-1])
 
 
 def distances(actual, expected):
@@ -314,13 +322,13 @@ def test_images_of_another_batch_are_broadcast(monkeypatch):
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_one_network_and_many_sizes(policy):
+def test_one_network_and_many_sizes(policy, monkeypatch):
     function, blocks = CASES["residual, two norms"]
     net = Net(function, **blocks)
     net.initialize(mx.init.Xavier())
     net(nd.zeros((1, 4, 5, 5)))
     net.hybridize()
-    amp.cast(net, policy)
+    cast(net, policy, monkeypatch)
     inputs = [nd.random.normal(shape=(n, 4, 3 + n, 9 - n)) for n in (1, 2, 5, 1)]
     expected = [net(x).asnumpy() for x in inputs]
     for x, values in zip(inputs, expected):
@@ -347,12 +355,12 @@ def lowered_nodes(net, policy, shape, monkeypatch):
     monkeypatch.setattr(binding, "lower", lower)
     net.initialize()
     net.hybridize()
-    amp.cast(net, policy)
+    cast(net, policy, monkeypatch)
     net(nd.zeros(shape)).wait_to_read()
     return to_json(graphs[-1])["nodes"]
 
 
-@pytest.mark.parametrize("policy", POLICIES[-1:])
+@pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("name", ["resnet18_v1", "resnet18_v2", "mobilenetv2_0.25"])
 def test_networks_are_blocked_from_the_first_convolution_to_the_head(name, policy, monkeypatch):
     ops = lowered_ops(vision.get_model(name), policy, (1, 3, 32, 32), monkeypatch)
@@ -361,8 +369,8 @@ def test_networks_are_blocked_from_the_first_convolution_to_the_head(name, polic
     assert ops[blocked.UNBLOCK] <= 1
 
 
-@pytest.mark.parametrize("policy", POLICIES[-1:])
-def test_operators_without_attributes(policy):
+@pytest.mark.parametrize("policy", POLICIES)
+def test_operators_without_attributes(policy, monkeypatch):
     """MXNet leaves attributes out of a graph that have their default values."""
     h = mx.sym.Convolution(mx.sym.var("data"), name="c", kernel=(1, 1), num_filter=4)
     h = mx.sym.BatchNorm(h, name="norm")
@@ -370,7 +378,7 @@ def test_operators_without_attributes(policy):
     net = gluon.SymbolBlock(mx.sym.Convolution(h, kernel=(1, 1), num_filter=2), mx.sym.var("data"))
     net.initialize()
     expected = net(nd.ones((2, 3, 4, 4))).asnumpy()
-    amp.cast(net, policy)
+    cast(net, policy, monkeypatch)
     actual = net(nd.ones((2, 3, 4, 4))).asnumpy()
     np.testing.assert_allclose(actual, expected, rtol=2e-2, atol=1e-3)
 
@@ -445,9 +453,10 @@ for policy in sys.argv[1:]:
 
 
 def test_no_kernel_falls_back_to_the_reference_one():
-    lines = printed(UNUSUAL, *POLICIES, DNNL_VERBOSE="1").splitlines()
+    policies = [policy for policy in POLICIES if policy != EMULATED]
+    lines = printed(UNUSUAL, *policies, DNNL_VERBOSE="1").splitlines()
     convolutions = [line for line in lines if ",exec,cpu,convolution," in line]
-    assert len(convolutions) > 30 * len(POLICIES)
+    assert len(convolutions) > 30 * len(policies)
     assert [line for line in convolutions if ",ref:" in line] == []
 
 

@@ -17,6 +17,7 @@ def test_presets():
         "mixed_float16": ("float32", "float16"),
         "bfloat16": ("float32", "bfloat16"),
         "mixed_bfloat16": ("float32", "bfloat16"),
+        "fused_float32": ("float32", "fused_float32"),
     }
     for name, fields in PRESETS.items():
         assert Policy.parse(name) == Policy(name) == Policy(*fields)

@@ -9,7 +9,7 @@ Programming Guide). Tensor Cores came with 7.0, but the chips TU116 and TU117 ha
 from typing import FrozenSet, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.inspection.doctor.detection import Gpu, Machine
-from gluon_amp.policy import PRESETS, Policy
+from gluon_amp.policy import FUSED, PRESETS, Policy
 
 MACHINE_CODE = ((5, 0), (6, 0), (7, 0), (8, 0), (8, 6))
 TENSOR_CORES = (7, 0)
@@ -161,7 +161,7 @@ def _on_gpu(machine: Machine, policy: Policy) -> Tuple[bool, str]:
             "MXNet 1.9.1 has no bfloat16 kernels for GPUs: use float16 or mixed_float16, or the "
             "CPU."
         )
-    if policy.compute_dtype == "float32":
+    if policy.product_dtype == "float32":
         return True, "by cuDNN and cuBLAS."
     slow = [gpu.name for gpu in able if not has_tensor_cores(gpu)]
     if slow:
@@ -176,7 +176,9 @@ def _on_cpu(machine: Machine, policy: Policy) -> Tuple[bool, str]:
         if not machine.native:
             return False, "emulating it takes the C++ kernels: install a C++ compiler."
         return True, "emulated, for study: the roundings of its formats, slower than float32."
-    if policy.compute_dtype == "float32":
+    if policy.compute_dtype == FUSED and machine.native:
+        return True, "by oneDNN and fused C++ kernels: float32's values, faster for images."
+    if policy.product_dtype == "float32":
         return True, "by oneDNN, on all cores."
     if policy.compute_dtype == "bfloat16":
         return _bfloat16_on_cpu(machine)

@@ -56,12 +56,19 @@ T* result_of(const NDArray& output) {
   return static_cast<T*>(static_cast<void*>(plain_data<char>(output)));
 }
 
-// Calls body(T()) with the type of the values in an array: Bfloat, or HalfValue for float32.
+// The values of a node's arrays. If its attribute `in_float32` is set, it computes in float32: float32 arrays
+// are not rounded to float16, and bfloat16 is not multiplied by kernels for bfloat16.
+inline Element element_of(const NodeAttrs& attrs, const NDArray& array) {
+  if (array.dtype() == mshadow::kBfloat16) return Element::kBfloat;
+  CHECK_EQ(array.dtype(), mshadow::kFloat32);
+  return flag_of(attrs, "in_float32") ? Element::kSingle : Element::kHalf;
+}
+
+// Calls body(T()) with the type of these values.
 template <typename Body>
-void with_elements(int dtype, Body body) {
-  if (dtype == mshadow::kBfloat16) return body(Bfloat());
-  CHECK_EQ(dtype, mshadow::kFloat32);
-  body(HalfValue());
+void with_elements(Element element, Body body) {
+  if (element == Element::kBfloat) return body(Bfloat());
+  element == Element::kHalf ? body(HalfValue()) : body(float());
 }
 
 // Moves images with `channels` channels between the plain layout (N, C, H, W) and the blocked one
@@ -71,14 +78,15 @@ void to_plain(const void* blocked, void* plain, int64_t channels, const Blocked&
 
 inline Sum<Bfloat> sum_of(Bfloat) { return kernels().moves->sum_bfloat; }
 inline Sum<HalfValue> sum_of(HalfValue) { return kernels().moves->sum_half; }
+inline Sum<float> sum_of(float) { return kernels().moves->sum_single; }
 
 // Writes the sum of arrays of n values, added in float32 and rounded once. `out` may be one of them.
-inline void add_arrays(int dtype, const std::vector<const void*>& arrays, void* out, int64_t n) {
-  with_elements(dtype, [&](auto element) {
-    using T = decltype(element);
+inline void add_arrays(Element element, const std::vector<const void*>& arrays, void* out, int64_t n) {
+  with_elements(element, [&](auto value) {
+    using T = decltype(value);
     std::vector<const T*> in;
     for (const void* array : arrays) in.push_back(static_cast<const T*>(array));
-    const Sum<T> sum = sum_of(element);
+    const Sum<T> sum = sum_of(value);
     in_parallel(n, [&](int64_t first, int64_t count) {
       sum(in.data(), in.size(), static_cast<T*>(out), first, first + count);
     });

@@ -177,16 +177,21 @@ Pass pass_of(Convolution c, dnnl_data_type_t dtype, dnnl_prop_kind_t kind) {
 
 // ---------------------------------------------------------------------------------- the operator
 
-// Reads the data of a convolution as its primitive does; the caller must keep the array.
-const void* read_data(const Convolution& c, const NDArray& array) {
-  if (c.reads_plain() == c.plain_data) return values_of<void>(array);
-  return moved(Purpose::kImages, c.plain_data, array, c.channels, c.blocked_data());
+// Reads the data of a convolution, whose values have so many bytes, as its primitive does.
+const void* read_data(const Convolution& c, const void* values, int bytes) {
+  if (c.reads_plain() == c.plain_data) return values;
+  return moved(Purpose::kImages, c.plain_data, values, c.channels, c.blocked_data(), bytes);
+}
+
+const void* read_data(const Convolution& c, const Precision& p, const NDArray& array) {
+  return read_data(c, read(p, array, Purpose::kWideImages), p.bytes());
 }
 
 // Reads the gradient of the result likewise.
-const void* read_grad(const Convolution& c, const NDArray& grad) {
-  if (c.in_plain == c.plain_result) return values_of<void>(grad);
-  return moved(Purpose::kResult, c.plain_result, grad, c.filters, c.blocked_result());
+const void* read_grad(const Convolution& c, const Precision& p, const NDArray& grad) {
+  const void* values = read(p, grad, Purpose::kWideResult);
+  if (c.in_plain == c.plain_result) return values;
+  return moved(Purpose::kResult, c.plain_result, values, c.filters, c.blocked_result(), p.bytes());
 }
 
 const void* address_of(const void* packed) { return packed; }
@@ -195,46 +200,45 @@ const void* address_of(const std::shared_ptr<const Buffer>& packed) { return pac
 // Computes the result. `pack` returns the weight in a layout. Without `rounds`, the reader of the result
 // rounds it to float16.
 template <typename Pack>
-void write_result(const Convolution& whole, dnnl_prop_kind_t kind, const NDArray& images, Pack pack,
-                  const float* bias, OpReqType req, const NDArray& output, bool rounds = true) {
+void write_result(const Convolution& whole, const Precision& p, dnnl_prop_kind_t kind,
+                  const NDArray& images, Pack pack, const float* bias, OpReqType req, const NDArray& output,
+                  bool rounds = true) {
   if (req == mxnet::kNullOp) return;
-  const Pass pass = pass_of(readable(whole), dtype_of(images), kind);
+  const Pass pass = pass_of(readable(whole), p.dtype(), kind);
   const Convolution& c = pass.c;
   const Plan* plan = pass.plan.get();
-  const auto weight = pack(plan->weight);
+  const auto weight = pack(plan->weight, p.element);
   const NDArray data = plain_copy(images);
   const Blocked shape = c.blocked_result();
-  const int bytes = size_of_value(output);
-  Result target(output, req);
+  Result target(p, output, req);
   const bool moves = c.in_plain != c.plain_result;
-  void* result = moves ? scratch(Purpose::kResult, shape.size() * bytes) : target.data();
-  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read_data(c, data)},
+  void* result = moves ? scratch(Purpose::kResult, shape.size() * p.bytes()) : target.data();
+  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read_data(c, p, data)},
                             {DNNL_ARG_WEIGHTS, &plan->weight, address_of(weight)},
                             {DNNL_ARG_BIAS, &plan->bias, bias},
                             {DNNL_ARG_DST, &plan->result, result}});
-  if (moves) (c.plain_result ? to_plain : to_blocked)(result, target.data(), c.filters, shape, bytes);
-  rounds ? target.finish() : target.add();
+  if (moves) (c.plain_result ? to_plain : to_blocked)(result, target.data(), c.filters, shape, p.bytes());
+  rounds || p.widens ? target.finish() : target.add();
 }
 
 // Computes the gradient of the data from that of the result, and calls finish(values, shape) before it is
 // rounded.
 template <typename Pack, typename Finish>
-void write_data_grad(const Convolution& whole, const NDArray& grad, Pack pack, OpReqType req,
-                     const NDArray& output, Finish finish) {
+void write_data_grad(const Convolution& whole, const Precision& p, const NDArray& grad, Pack pack,
+                     OpReqType req, const NDArray& output, Finish finish) {
   if (req == mxnet::kNullOp) return;
-  const Pass pass = pass_of(blocked(whole), dtype_of(grad), dnnl_backward_data);
+  const Pass pass = pass_of(blocked(whole), p.dtype(), dnnl_backward_data);
   const Convolution& c = pass.c;
   const Plan* plan = pass.plan.get();
-  const auto weight = pack(plan->weight);
+  const auto weight = pack(plan->weight, p.element);
   const Blocked shape = c.blocked_data();
-  const int bytes = size_of_value(output);
-  Result target(output, req);
+  Result target(p, output, req);
   const bool moves = c.in_plain != c.plain_data;
-  void* result = moves ? scratch(Purpose::kImages, shape.size() * bytes) : target.data();
-  plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, read_grad(c, grad)},
+  void* result = moves ? scratch(Purpose::kImages, shape.size() * p.bytes()) : target.data();
+  plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, read_grad(c, p, grad)},
                             {DNNL_ARG_WEIGHTS, &plan->weight, address_of(weight)},
                             {DNNL_ARG_DIFF_SRC, &plan->data, result}});
-  if (moves) (c.plain_data ? to_plain : to_blocked)(result, target.data(), c.channels, shape, bytes);
+  if (moves) (c.plain_data ? to_plain : to_blocked)(result, target.data(), c.channels, shape, p.bytes());
   finish(target.data(), shape);
   target.finish();
 }
@@ -250,15 +254,15 @@ bool meets_only_padding(const Convolution& c, int i) {
   return false;
 }
 
-void weight_grad(const Convolution& whole, const NDArray& grad, const NDArray& data, const Requests& req,
-                 const Arrays& outputs) {
+void weight_grad(const Convolution& whole, const Precision& p, const NDArray& grad, const NDArray& data,
+                 const Requests& req, const Arrays& outputs) {
   const bool has_bias = whole.bias && req[2] != mxnet::kNullOp;
   if (req[1] == mxnet::kNullOp && !has_bias) return;
   // For blocked images in bfloat16, oneDNN 2.4 reads uninitialized memory in two cases: if an image is
   // narrower than the stride, since its kernels split an image into as many parts as the stride has columns,
   // and the last parts are empty; and for a row or column of the kernel that meets no image, which it does
   // not set to zero.
-  const auto dtype = dtype_of(grad);
+  const auto dtype = p.dtype();
   Convolution wanted = readable(whole);
   wanted.in_plain = dtype == dnnl_bf16 && (whole.width < whole.stride[1] ||
                                            meets_only_padding(whole, 0) || meets_only_padding(whole, 1));
@@ -268,25 +272,27 @@ void weight_grad(const Convolution& whole, const NDArray& grad, const NDArray& d
   const NDArray plain = plain_copy(data);
   std::vector<float> bias(c.bias ? c.filters : 0);
   void* packed = scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
-  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read_data(c, plain)},
-                            {DNNL_ARG_DIFF_DST, &plan->result, read_grad(c, grad)},
+  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read_data(c, p, plain)},
+                            {DNNL_ARG_DIFF_DST, &plan->result, read_grad(c, p, grad)},
                             {DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed},
                             {DNNL_ARG_DIFF_BIAS, &plan->bias, c.bias ? bias.data() : nullptr}});
-  if (c.bias) write_gradient(bias, req[2], dtype == dnnl_f32, outputs[2]);
-  unpack_gradient(packed, plan->weight, req[1], dtype == dnnl_f32, outputs[1]);
+  if (c.bias) write_gradient(bias, req[2], p.rounds_to_half(), outputs[2]);
+  unpack_gradient(packed, plan->weight, req[1], p.rounds_to_half(), outputs[1]);
 }
 
 // How a weight is packed: kept for the next call, or for the backward pass alone
 struct Kept {
   const NodeAttrs& attrs;
   const NDArray& weight;
-  std::shared_ptr<const Buffer> operator()(const dnnl_memory_desc_t& desc) const {
-    return packed_weight(weight, desc, flag_of(attrs, "variable_weight"));
+  std::shared_ptr<const Buffer> operator()(const dnnl_memory_desc_t& desc, Element element) const {
+    return packed_weight(weight, desc, element, flag_of(attrs, "variable_weight"));
   }
 };
 struct ForOneUse {
   const NDArray& weight;
-  const void* operator()(const dnnl_memory_desc_t& desc) const { return packed_for_one_use(weight, desc); }
+  const void* operator()(const dnnl_memory_desc_t& desc, Element element) const {
+    return packed_for_one_use(weight, desc, element);
+  }
 };
 
 // inputs: data, weight, bias
@@ -297,8 +303,9 @@ void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   Convolution c = parse(attrs);
   set_data(attrs, inputs[0].shape(), &c);
   // a relu that is stored rounded may read what is not: both orders give the same values and gradients
-  write_result(c, forward_kind(context), inputs[0], Kept{attrs, inputs[1]}, Bias(inputs).data(), req[0],
-               outputs[0], !flag_of(attrs, "reader_rounds"));
+  const Precision p(attrs, inputs[0]);
+  write_result(c, p, forward_kind(context), inputs[0], Kept{attrs, inputs[1]}, Bias(p, inputs).data(),
+               req[0], outputs[0], !flag_of(attrs, "reader_rounds"));
 }
 
 // inputs: the gradient of the result, data, weight; outputs: the gradients of data, weight and bias
@@ -309,8 +316,9 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   if (inputs[1].shape().Size() == 0) return write_zero_gradients(req, outputs);
   // The gradient of the weight comes first: that of the data may be written to the memory of the
   // result's gradient or of the data.
-  weight_grad(c, inputs[0], inputs[1], req, outputs);
-  write_data_grad(c, inputs[0], ForOneUse{inputs[2]}, req[0], outputs[0], [](void*, const Blocked&) {});
+  const Precision p(attrs, inputs[0]);
+  weight_grad(c, p, inputs[0], inputs[1], req, outputs);
+  write_data_grad(c, p, inputs[0], ForOneUse{inputs[2]}, req[0], outputs[0], [](void*, const Blocked&) {});
 }
 
 // ------------------------------------------------------------------------------------- inference

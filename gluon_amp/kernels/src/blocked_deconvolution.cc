@@ -50,12 +50,14 @@ Convolution opposite(const NodeAttrs& attrs, const mxnet::TShape& data) {
 
 float value_of(const Bfloat* p) { return One::load(p).x; }
 float value_of(const HalfValue* p) { return p->value; }
+float value_of(const float* p) { return *p; }
 void set_value(Bfloat* p, float value) { One{value}.store(p); }
 void set_value(HalfValue* p, float value) { p->value = value; }
+void set_value(float* p, float value) { *p = value; }
 
-// Adds the bias to images before they are rounded to float16. In bfloat16 it is a second rounding.
-void add_bias(int dtype, const float* bias, int64_t channels, void* images, const Blocked& shape) {
-  with_elements(dtype, [&](auto element) {
+// Adds the bias to images before they are rounded. By kernels for bfloat16 it is a second rounding.
+void add_bias(Element computed, const float* bias, int64_t channels, void* images, const Blocked& shape) {
+  with_elements(computed, [&](auto element) {
     auto* values = static_cast<decltype(element)*>(images);
 #pragma omp parallel for schedule(static)
     for (int64_t plane = 0; plane < shape.images * shape.groups; ++plane) {
@@ -70,11 +72,11 @@ void add_bias(int dtype, const float* bias, int64_t channels, void* images, cons
 }
 
 // The sums of the gradient of the result, one for each channel
-std::vector<float> bias_grad(const NDArray& grad, int64_t channels) {
+std::vector<float> bias_grad(Element element, const NDArray& grad, int64_t channels) {
   const Blocked shape(grad.shape());
   std::vector<float> sums(shape.groups * shape.lanes);
-  with_elements(grad.dtype(), [&](auto element) {
-    const auto* values = values_of<decltype(element)>(grad);
+  with_elements(element, [&](auto value) {
+    const auto* values = values_of<decltype(value)>(grad);
 #pragma omp parallel for schedule(static)
     for (int64_t group = 0; group < shape.groups; ++group) {
       float* sum = &sums[group * shape.lanes];
@@ -95,11 +97,12 @@ void deconvolve(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, 
   CHECK_NE(req[0], mxnet::kAddTo);
   const Convolution c = opposite(attrs, inputs[0].shape());
   const NDArray data = plain_copy(inputs[0]);
-  const Bias bias(inputs);
+  const Precision p(attrs, data);
+  const Bias bias(p, inputs);
   const auto finish = [&](void* images, const Blocked& shape) {
-    if (bias.data()) add_bias(outputs[0].dtype(), bias.data(), c.channels, images, shape);
+    if (bias.data()) add_bias(p.computed(), bias.data(), c.channels, images, shape);
   };
-  blocked_convolution::write_data_grad(c, data, blocked_convolution::Kept{attrs, inputs[1]}, req[0],
+  blocked_convolution::write_data_grad(c, p, data, blocked_convolution::Kept{attrs, inputs[1]}, req[0],
                                        outputs[0], finish);
 }
 
@@ -109,11 +112,14 @@ void deconvolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inp
   if (inputs[1].shape().Size() == 0) return write_zero_gradients(req, outputs);
   const Convolution c = opposite(attrs, inputs[1].shape());
   const NDArray data = plain_copy(inputs[1]);
-  const bool emulated = data.dtype() == mshadow::kFloat32;
+  const Precision p(attrs, data);
   const bool bias = outputs.size() == 3 && req[2] != mxnet::kNullOp;
-  if (bias) write_gradient(bias_grad(inputs[0], c.channels), req[2], emulated, outputs[2]);
-  blocked_convolution::weight_grad(c, data, inputs[0], req, outputs);
-  blocked_convolution::write_result(c, dnnl_forward_training, inputs[0],
+  if (bias) {
+    const auto sums = bias_grad(p.element, inputs[0], c.channels);
+    write_gradient(sums, req[2], p.rounds_to_half(), outputs[2]);
+  }
+  blocked_convolution::weight_grad(c, p, data, inputs[0], req, outputs);
+  blocked_convolution::write_result(c, p, dnnl_forward_training, inputs[0],
                                     blocked_convolution::ForOneUse{inputs[2]}, nullptr, req[0], outputs[0]);
 }
 

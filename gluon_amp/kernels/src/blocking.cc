@@ -106,7 +106,7 @@ void move_values(const void* in, void* out, int64_t channels, const Blocked& sha
 }
 
 template <bool to_blocked>
-void move_images(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+void move_images(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
                  const Arrays& outputs) {
   const NDArray &input = inputs[0], &output = outputs[0];
   const mxnet::TShape &plain = to_blocked ? input.shape() : output.shape(),
@@ -114,7 +114,7 @@ void move_images(const NodeAttrs&, const OpContext&, const Arrays& inputs, const
   CHECK_EQ(blocked, blocked_shape(plain[0], plain[1], plain[2], plain[3], blocked[4]));
   if (req[0] == mxnet::kNullOp || plain.Size() == 0) return;
   const NDArray readable = plain_copy(input);
-  Result target(output, req[0]);
+  Result target(element_of(attrs, output), output, req[0]);
   const int bytes = size_of_value(input);
   move_values<to_blocked>(values_of<char>(readable), target.data(), plain[1], Blocked(blocked), bytes);
   target.add();

@@ -69,10 +69,10 @@ Dense with_longer_rows(Dense d, dnnl_data_type_t dtype) {
 }
 
 // A copy of a matrix of float32 whose rows are followed by zeros, or its own memory if none are needed
-const void* lengthened(const NDArray& matrix, int64_t rows, int64_t columns, int64_t length,
+const void* lengthened(const void* matrix, int64_t rows, int64_t columns, int64_t length,
                        Purpose purpose) {
-  if (length == columns) return values_of<char>(matrix);
-  const float* from = values_of<float>(matrix);
+  if (length == columns) return matrix;
+  const float* from = static_cast<const float*>(matrix);
   float* copy = static_cast<float*>(scratch(purpose, rows * length * sizeof(float)));
 #pragma omp parallel for schedule(static) if (rows * columns > 2 * kBlock)
   for (int64_t i = 0; i < rows; ++i) {
@@ -89,15 +89,17 @@ void multiply(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   CHECK_NE(req[0], mxnet::kAddTo);
   Dense d = parse(attrs);
   set_data(attrs, inputs[0].shape(), &d);
-  const auto plan = plan_of(d, dtype_of(inputs[0]), forward_kind(context));
-  const auto weight = packed_weight(inputs[1], plan->weight, flag_of(attrs, "variable_weight"));
+  const Precision p(attrs, inputs[0]);
+  const auto plan = plan_of(d, p.dtype(), forward_kind(context));
+  const auto weight = packed_weight(inputs[1], plan->weight, p.element, flag_of(attrs, "variable_weight"));
   const NDArray data = plain_copy(inputs[0]);
-  const Bias bias(inputs);
-  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, values_of<char>(data)},
+  const Bias bias(p, inputs);
+  Result target(p, outputs[0], req[0]);
+  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read(p, data, Purpose::kWideImages)},
                             {DNNL_ARG_WEIGHTS, &plan->weight, weight->data()},
                             {DNNL_ARG_BIAS, &plan->bias, bias.data()},
-                            {DNNL_ARG_DST, &plan->result, result_of<char>(outputs[0])}});
-  round_values(outputs[0]);
+                            {DNNL_ARG_DST, &plan->result, target.data()}});
+  target.finish();
 }
 
 // inputs: the gradient of the result, data, weight; outputs: the gradients of data, weight and bias
@@ -107,14 +109,16 @@ void multiply_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   set_data(attrs, inputs[1].shape(), &d);
   if (inputs[1].shape().Size() == 0) return write_zero_gradients(req, outputs);
   const NDArray grad = plain_copy(inputs[0]), data = plain_copy(inputs[1]);
-  const auto dtype = dtype_of(grad);
+  const Precision p(attrs, grad);
+  const void* grads = read(p, grad, Purpose::kWideResult);
   if (req[1] != mxnet::kNullOp || (d.bias && req[2] != mxnet::kNullOp)) {
-    const Dense l = with_longer_rows(d, dtype);
-    const auto plan = plan_of(l, dtype, dnnl_backward_weights);
+    const Dense l = with_longer_rows(d, p.dtype());
+    const auto plan = plan_of(l, p.dtype(), dnnl_backward_weights);
     std::vector<float> bias(d.bias ? l.hidden : 0);
     void* packed = scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
-    const void* long_data = lengthened(data, d.rows, d.columns, l.columns, Purpose::kImages);
-    const void* long_grad = lengthened(grad, d.rows, d.hidden, l.hidden, Purpose::kResult);
+    const void* datas = read(p, data, Purpose::kWideImages);
+    const void* long_data = lengthened(datas, d.rows, d.columns, l.columns, Purpose::kImages);
+    const void* long_grad = lengthened(grads, d.rows, d.hidden, l.hidden, Purpose::kResult);
     plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, long_data},
                               {DNNL_ARG_DIFF_DST, &plan->result, long_grad},
                               {DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed},
@@ -124,14 +128,14 @@ void multiply_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
       std::memmove(rows + i * d.columns, rows + i * l.columns, d.columns * sizeof(float));
     }
     bias.resize(d.bias ? d.hidden : 0);
-    if (d.bias) write_gradient(bias, req[2], dtype == dnnl_f32, outputs[2]);
-    unpack_gradient(packed, plan->weight, req[1], dtype == dnnl_f32, outputs[1]);
+    if (d.bias) write_gradient(bias, req[2], p.rounds_to_half(), outputs[2]);
+    unpack_gradient(packed, plan->weight, req[1], p.rounds_to_half(), outputs[1]);
   }
   if (req[0] == mxnet::kNullOp) return;
-  Result target(outputs[0], req[0]);
-  const auto plan = plan_of(d, dtype, dnnl_backward_data);
-  const auto weight = packed_weight(inputs[2], plan->weight, flag_of(attrs, "variable_weight"));
-  plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, values_of<char>(grad)},
+  Result target(p, outputs[0], req[0]);
+  const auto plan = plan_of(d, p.dtype(), dnnl_backward_data);
+  const auto weight = packed_weight(inputs[2], plan->weight, p.element, flag_of(attrs, "variable_weight"));
+  plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, grads},
                             {DNNL_ARG_WEIGHTS, &plan->weight, weight->data()},
                             {DNNL_ARG_DIFF_SRC, &plan->data, target.data()}});
   target.finish();

@@ -158,6 +158,7 @@ struct Plan {
 
 const DepthwiseLoops<Bfloat>& loops_for(const DepthwiseKernels& k, Bfloat) { return k.bfloat; }
 const DepthwiseLoops<HalfValue>& loops_for(const DepthwiseKernels& k, HalfValue) { return k.half; }
+const DepthwiseLoops<float>& loops_for(const DepthwiseKernels& k, float) { return k.single; }
 
 // The channels of a blocked array, `width` at a time. If width does not divide the lanes, the last two
 // slices of a group overlap; both then compute the same values.
@@ -421,7 +422,7 @@ Plan grad_plan(const Convolution& c, int64_t width) {
   return Plan(grad_axis(c, 0), grad_axis(c, 1), result_side(c), data_side(c), c.kernel[1], width);
 }
 
-// T is Bfloat or HalfValue. Weights are float32 (filters, channels of a group, kernel), and the bias is
+// T is the type of an Element. Weights are float32 (filters, channels of a group, kernel), and the bias is
 // float32 (filters) or null; both are rounded to T. The padding of data and gradients may hold any values,
 // that of results is 0. Results may not share memory with arguments.
 template <typename T>

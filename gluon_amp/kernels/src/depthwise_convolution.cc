@@ -31,9 +31,9 @@ void convolve(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
   const Convolution c = convolution_of(attrs, inputs[0].shape());
   const NDArray data = plain_copy(inputs[0]);
   const WideParameter weight(inputs[1]), bias(inputs.back());  // without a bias, the weight twice
-  with_elements(data.dtype(), [&](auto element) {
+  with_elements(element_of(attrs, data), [&](auto element) {
     using T = decltype(element);
-    const T* values = static_cast<const T*>(blocked_convolution::read_data(c, data));
+    const T* values = static_cast<const T*>(blocked_convolution::read_data(c, values_of<T>(data), sizeof(T)));
     forward(c, values, weight.data(), c.bias ? bias.data() : nullptr, result_of<T>(outputs[0]));
   });
 }
@@ -44,18 +44,20 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   const Convolution c = convolution_of(attrs, inputs[1].shape());
   const NDArray grad = plain_copy(inputs[0]), data = plain_copy(inputs[1]);
   const WideParameter weight(inputs[2]);
-  const bool bias = c.bias && req[2] != mxnet::kNullOp, emulated = data.dtype() == mshadow::kFloat32;
-  with_elements(data.dtype(), [&](auto element) {
+  const bool bias = c.bias && req[2] != mxnet::kNullOp;
+  const Precision p(element_of(attrs, data));
+  with_elements(p.element, [&](auto element) {
     using T = decltype(element);
     if (req[1] != mxnet::kNullOp || bias) {
       std::vector<float> of_weight(outputs[1].shape().Size()), of_bias(c.filters);
-      const T* values = static_cast<const T*>(blocked_convolution::read_data(c, data));
-      weight_grad(c, values, values_of<T>(grad), of_weight.data(), bias ? of_bias.data() : nullptr);
-      write_gradient(of_weight, req[1], emulated, outputs[1]);
-      if (bias) write_gradient(of_bias, req[2], emulated, outputs[2]);
+      const void* values = blocked_convolution::read_data(c, values_of<T>(data), sizeof(T));
+      weight_grad(c, static_cast<const T*>(values), values_of<T>(grad), of_weight.data(),
+                  bias ? of_bias.data() : nullptr);
+      write_gradient(of_weight, req[1], p.rounds_to_half(), outputs[1]);
+      if (bias) write_gradient(of_bias, req[2], p.rounds_to_half(), outputs[2]);
     }
     if (req[0] == mxnet::kNullOp) return;
-    Result target(outputs[0], req[0]);
+    Result target(p, outputs[0], req[0]);
     const Blocked images = c.blocked_data();
     void* blocked = c.plain_data ? scratch(Purpose::kImages, images.size() * sizeof(T)) : target.data();
     data_grad(c, values_of<T>(grad), weight.data(), static_cast<T*>(blocked));

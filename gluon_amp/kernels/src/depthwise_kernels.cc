@@ -189,6 +189,7 @@ const DepthwiseKernels depthwise_table = {
     kWidth,
     {load<Bfloat>, mix<Bfloat>, pack<Bfloat>, gather<Bfloat>},
     {load<HalfValue>, mix<HalfValue>, pack<HalfValue>, gather<HalfValue>},
+    {load<float>, mix<float>, pack<float>, gather<float>},
     correlate,
     add_up,
 };

@@ -94,8 +94,8 @@ inline bool with_step(HalfValue, const Program& program, Step step, Body body) {
   return true;
 }
 
-template <typename Step, typename Body>
-inline bool with_step(Bfloat, const Program& program, Step step, Body body) {
+template <typename E, typename Step, typename Body>
+inline bool with_step(E, const Program& program, Step step, Body body) {
   if (!program.rounds) body(step);
   return !program.rounds;
 }

@@ -41,7 +41,7 @@ void fork(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Reques
   }
 }
 
-void sum_all(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+void sum_all(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
          const Arrays& outputs) {
   if (req[0] == mxnet::kNullOp) return;
   Arrays plain;
@@ -52,7 +52,7 @@ void sum_all(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Req
   }
   std::vector<const void*> values;
   for (const auto& array : plain) values.push_back(values_of<char>(array));
-  add_arrays(outputs[0].dtype(), values, result_of<char>(outputs[0]), outputs[0].shape().Size());
+  add_arrays(element_of(attrs, outputs[0]), values, result_of<char>(outputs[0]), outputs[0].shape().Size());
 }
 
 }  // namespace

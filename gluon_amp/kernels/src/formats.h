@@ -15,6 +15,10 @@ struct HalfValue {
   float value;
 };
 
+// What the values of an array are: bfloat16, float16 in the emulation, or float32. Arrays of the last two
+// have the dtype float32.
+enum class Element { kBfloat, kHalf, kSingle };
+
 // A binary floating-point format by its parameters, as gluon_amp/base/formats.py has them. Its exponents are
 // among those of float32, and its significands are shorter.
 struct Format {

@@ -151,7 +151,6 @@ const Kernels table = {
     adam<float>,
     adam<half_bits>,
     convert<float, Bfloat>,
-    convert<float, HalfValue>,
     convert<Bfloat, float>,
     interleave,
     GLUON_AMP_NAMED(moves_kernels)(),

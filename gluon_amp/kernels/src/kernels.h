@@ -56,7 +56,6 @@ struct Kernels {
   Update<half_bits> adam_half;
   // out = in, rounded to the type of out
   void (*to_bfloat)(const float* in, Bfloat* out, int64_t n);
-  void (*to_half_value)(const float* in, HalfValue* out, int64_t n);
   void (*from_bfloat)(const Bfloat* in, float* out, int64_t n);
   // out[2 * i] = low[i], out[2 * i + 1] = high[i], rounded
   void (*interleave)(const float* low, const float* high, Bfloat* out, int64_t n);
@@ -64,7 +63,7 @@ struct Kernels {
   const MovesKernels* moves;
   const DepthwiseKernels* depthwise;
   const PoolingKernels* pooling;
-  const NormKernels* norm;  // an array: of Bfloat, of HalfValue
+  const NormKernels* norm;  // an array: of each Element
   const PointwiseKernels* pointwise;  // likewise
   const RowsKernels* rows;
 };

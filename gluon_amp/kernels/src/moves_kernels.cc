@@ -110,7 +110,7 @@ void sum(const T* const* in, int64_t count, T* out, int64_t first, int64_t end) 
 }
 
 const MovesKernels moves_table = {transpose<uint16_t>, transpose<uint32_t>, turn_pairs, sum<Bfloat>,
-                                  sum<HalfValue>};
+                                  sum<HalfValue>, sum<float>};
 
 }  // namespace
 

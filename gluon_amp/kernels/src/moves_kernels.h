@@ -27,6 +27,7 @@ struct MovesKernels {
   // order; `out` may be any of the inputs
   Sum<Bfloat> sum_bfloat;
   Sum<HalfValue> sum_half;
+  Sum<float> sum_single;
 };
 
 }  // namespace gluon_amp

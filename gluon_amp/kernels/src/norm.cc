@@ -50,9 +50,7 @@ struct NormAttributes {
   }
 };
 
-const NormKernels& norm_kernels(int dtype) {
-  return kernels().norm[dtype == mshadow::kBfloat16 ? 0 : 1];
-}
+const NormKernels& norm_kernels(Element element) { return kernels().norm[static_cast<int>(element)]; }
 
 // Floats for each lane of each group
 class PerLane {
@@ -176,7 +174,7 @@ void normalize(const NodeAttrs& attrs, const OpContext& context, const Arrays& i
   const Spans spans(full, checked_channels(attrs, full), inputs[kData].dtype());
   const int64_t channels = spans.channels();
   const bool trains = context.is_train && !norm.global;
-  const auto& kernel = norm_kernels(inputs[kData].dtype());
+  const auto& kernel = norm_kernels(element_of(attrs, inputs[kData]));
 
   float* gamma = const_cast<float*>(values_of<float>(inputs[kGamma]));
   const float* beta = values_of<float>(inputs[kBeta]);
@@ -252,7 +250,7 @@ void normalize_back(const NodeAttrs& attrs, const OpContext& context, const Arra
   };
   if (full.Size() == 0) return write_sums();
   const bool trains = context.is_train && !norm.global;
-  const auto& kernel = norm_kernels(inputs[kGrad].dtype());
+  const auto& kernel = norm_kernels(element_of(attrs, inputs[kGrad]));
 
   std::vector<int> indices{kDataGrad};
   for (int v = 1; v < norm.program.inputs; ++v) indices.push_back(kExtraGrads + v - 1);

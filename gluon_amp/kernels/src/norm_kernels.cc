@@ -242,7 +242,8 @@ void backward(const Program& program, const Span& span, const LaneConstants& con
 
 const NormKernels norm_table[] = {
     {moments<Bfloat>, forward<Bfloat>, sums<Bfloat>, backward<Bfloat>},
-    {moments<HalfValue>, forward<HalfValue>, sums<HalfValue>, backward<HalfValue>}};
+    {moments<HalfValue>, forward<HalfValue>, sums<HalfValue>, backward<HalfValue>},
+    {moments<float>, forward<float>, sums<float>, backward<float>}};
 
 }  // namespace
 

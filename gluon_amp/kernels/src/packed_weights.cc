@@ -11,6 +11,7 @@
 #include <mutex>
 #include <thread>
 #include <tuple>
+#include <type_traits>
 #include <typeinfo>
 #include <vector>
 
@@ -43,13 +44,20 @@ std::vector<int64_t> terms(const dnnl_memory_desc_t& desc, int dimension) {
   return result;
 }
 
+// How many filters or channels are side by side in the layouts that oneDNN's kernels read: 8 with AVX2
+int64_t side_of(const dnnl_memory_desc_t& desc) {
+  const auto& blocking = desc.format_desc.blocking;
+  return blocking.inner_nblks > 0 && blocking.inner_blks[blocking.inner_nblks - 1] == 8 ? 8 : 16;
+}
+
 // A weight as (filters of all groups, channels, positions of the kernel), and its offsets in a layout.
 struct Layout {
   int64_t groups = 1, filters, channels, positions = 1;  // filters of one group
   std::vector<int64_t> of_group{0}, of_filter, of_channel, of_position{0};
+  int64_t side;
   bool padded;
 
-  explicit Layout(const dnnl_memory_desc_t& desc) {
+  explicit Layout(const dnnl_memory_desc_t& desc) : side(side_of(desc)) {
     const bool grouped = desc.ndims == 5;
     const int first = grouped ? 1 : 0;
     if (grouped) {
@@ -74,10 +82,8 @@ struct Layout {
   }
 };
 
-// Filters are processed in blocks, so that what a thread writes or reads stays in its cache.
-constexpr int64_t kFilters = 16, kChannels = 16;
-
-// The block of a weight that a thread packs: some filters and channels of one group.
+// The block of a weight that a thread packs, so that what it writes or reads stays in its cache: at most
+// `side` filters and channels of one group.
 struct Block {
   int64_t group, filter, channel, filters, channels;
 };
@@ -85,26 +91,27 @@ struct Block {
 // Calls body(Block) for all blocks.
 template <typename Body>
 void each_block(const Layout& layout, Body body) {
-  const int64_t rows = (layout.filters + kFilters - 1) / kFilters;
-  const int64_t columns = (layout.channels + kChannels - 1) / kChannels;
+  const int64_t side = layout.side;
+  const int64_t rows = (layout.filters + side - 1) / side, columns = (layout.channels + side - 1) / side;
   const int64_t count = layout.groups * rows * columns;
 #pragma omp parallel for schedule(static) if (count > 8)
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t filter = i / columns % rows * kFilters, channel = i % columns * kChannels;
-    body(Block{i / columns / rows, filter, channel, std::min(kFilters, layout.filters - filter),
-               std::min(kChannels, layout.channels - channel)});
+    const int64_t filter = i / columns % rows * side, channel = i % columns * side;
+    body(Block{i / columns / rows, filter, channel, std::min(side, layout.filters - filter),
+               std::min(side, layout.channels - channel)});
   }
 }
 
-// The four layouts of a whole block that oneDNN's kernels for convolutions have. In two of them 16 filters
-// are side by side, in the others 16 channels. In bfloat16, each of these is a pair of channels or filters.
+// The four layouts of a whole block that oneDNN's kernels for convolutions have. In two of them the filters
+// are side by side, in the others the channels. In bfloat16, each of these is a pair of channels or filters.
 enum class Order { kFilters, kChannels, kOther };
 
 template <typename To>
 Order find_order(const Layout& layout, const Block& b) {
   const bool pairs = sizeof(To) == 2;
+  const int64_t side = layout.side;
   const auto side_by_side = [&](const std::vector<int64_t>& offsets, int64_t first, int64_t step) {
-    for (int64_t i = 0; i < 16; ++i) {
+    for (int64_t i = 0; i < side; ++i) {
       if (offsets[first + i] - offsets[first] != i * step) return false;
     }
     return true;
@@ -116,11 +123,11 @@ Order find_order(const Layout& layout, const Block& b) {
     return !pairs || count % 2 == 0;
   };
   const int64_t step = pairs ? 2 : 1;
-  if (b.filters == 16 && side_by_side(layout.of_filter, b.filter, step) &&
+  if (b.filters == side && side_by_side(layout.of_filter, b.filter, step) &&
       paired(layout.of_channel, b.channel, b.channels)) {
     return Order::kFilters;
   }
-  if (b.channels == 16 && side_by_side(layout.of_channel, b.channel, step) &&
+  if (b.channels == side && side_by_side(layout.of_channel, b.channel, step) &&
       paired(layout.of_filter, b.filter, b.filters)) {
     return Order::kChannels;
   }
@@ -130,11 +137,12 @@ Order find_order(const Layout& layout, const Block& b) {
 // Calls body(block, order) for all blocks; whole blocks have the order of the first one.
 template <typename To, typename Body>
 void each_ordered_block(const Layout& layout, Body body) {
-  const bool whole = layout.filters >= kFilters && layout.channels >= kChannels;
-  const Block first{0, 0, 0, kFilters, kChannels};
+  const int64_t side = layout.side;
+  const bool whole = layout.filters >= side && layout.channels >= side;
+  const Block first{0, 0, 0, side, side};
   const Order order = whole ? find_order<To>(layout, first) : Order::kOther;
   each_block(layout, [&](const Block& b) {
-    const bool is_whole = b.filters == kFilters && b.channels == kChannels;
+    const bool is_whole = b.filters == side && b.channels == side;
     body(b, is_whole ? order : find_order<To>(layout, b));
   });
 }
@@ -147,10 +155,24 @@ float* memory_of_thread(size_t count) {
 }
 
 void convert(const float* in, Bfloat* out, int64_t n) { kernels().to_bfloat(in, out, n); }
-void convert(const float* in, HalfValue* out, int64_t n) { kernels().to_half_value(in, out, n); }
+void convert(const float* in, float* out, int64_t n) { std::copy(in, in + n, out); }
 
-void store16(const float* low, const float* high, Bfloat* out) { kernels().interleave(low, high, out, 16); }
-void store16(const float* values, const float*, HalfValue* out) { kernels().to_half_value(values, out, 16); }
+// Stores a row of 8 or 16 values, in bfloat16 of 16 pairs.
+void store_row(const float* low, const float* high, Bfloat* out, int64_t side) {
+  kernels().interleave(low, high, out, side);
+}
+void store_row(const float* values, const float*, float* out, int64_t side) {
+  for (int64_t i = 0; i < side; i += 8) std::memcpy(out + i, values + i, 8 * sizeof(float));
+}
+
+// Rounds to the values of an element; in and out may be one array.
+void round_to(Element element, const float* in, float* out, int64_t n) {
+  if (element == Element::kSingle) {
+    if (in != out) std::copy(in, in + n, out);
+  } else {
+    kernels().round(in, out, n, element == Element::kHalf ? kFloat16 : kBfloat16);
+  }
+}
 
 void transpose(const float* in, float* out, const Transposition& t) {
   kernels().moves->transpose4(reinterpret_cast<const uint32_t*>(in), reinterpret_cast<uint32_t*>(out), t);
@@ -160,18 +182,18 @@ void transpose(const float* in, float* out, const Transposition& t) {
 template <typename To>
 void pack_block(const float* source, int64_t row, const Layout& layout, const Block& b, Order order,
                 To* packed) {
-  float* memory = memory_of_thread(kFilters * kChannels * layout.positions);
-  const int64_t positions = layout.positions;
+  float* memory = memory_of_thread(layout.side * layout.side * layout.positions);
+  const int64_t positions = layout.positions, side = layout.side;
   const int64_t count = b.channels * positions, step = sizeof(To) == 2 ? 2 : 1;
   To* target = packed + layout.of_group[b.group];
   if (order == Order::kFilters) {
-    transpose(source, memory, {16, count, row, 16, 16});
+    transpose(source, memory, {side, count, row, side, side});
     target += layout.of_filter[b.filter];
     for (int64_t c = 0; c < b.channels; c += step) {
       To* place = target + layout.of_channel[b.channel + c];
-      const float* values = memory + c * positions * 16;
+      const float* values = memory + c * positions * side;
       for (int64_t k = 0; k < positions; ++k) {
-        store16(values + k * 16, values + (positions + k) * 16, place + layout.of_position[k]);
+        store_row(values + k * side, values + (positions + k) * side, place + layout.of_position[k], side);
       }
     }
   } else if (order == Order::kChannels) {
@@ -179,12 +201,12 @@ void pack_block(const float* source, int64_t row, const Layout& layout, const Bl
     for (int64_t f = 0; f < b.filters; f += step) {
       const float* rows[2] = {source + f * row, source + (f + 1) * row};
       for (int64_t i = 0; positions > 1 && i < step; ++i) {
-        transpose(rows[i], memory + i * count, {16, positions, positions, 16, 16});
+        transpose(rows[i], memory + i * count, {side, positions, positions, side, side});
         rows[i] = memory + i * count;
       }
       To* place = target + layout.of_filter[b.filter + f];
       for (int64_t k = 0; k < positions; ++k) {
-        store16(rows[0] + k * 16, rows[1] + k * 16, place + layout.of_position[k]);
+        store_row(rows[0] + k * side, rows[1] + k * side, place + layout.of_position[k], side);
       }
     }
   } else {
@@ -199,56 +221,56 @@ void pack_block(const float* source, int64_t row, const Layout& layout, const Bl
   }
 }
 
-// The rows of a block of float16 are widened first.
-template <typename To>
-void pack_block(const half_bits* source, int64_t row, const Layout& layout, const Block& b, Order order,
-                To* packed) {
-  const int64_t count = b.channels * layout.positions;
-  std::vector<float> wide(b.filters * count);
-  for (int64_t f = 0; f < b.filters; ++f) {
-    kernels().widen(source + f * row, wide.data() + f * count, count);
-  }
-  pack_block(wide.data(), count, layout, b, order, packed);
-}
+void read_row(const float* in, float* out, int64_t n) { std::copy(in, in + n, out); }
+void read_row(const half_bits* in, float* out, int64_t n) { kernels().widen(in, out, n); }
 
 template <typename From, typename To>
-void pack(const From* weight, const Layout& layout, To* packed) {
+void pack(const From* weight, const Layout& layout, Element element, To* packed) {
+  // Only what is stored as float32 is rounded before.
+  const bool direct = std::is_same<From, float>::value && (sizeof(To) == 2 || element == Element::kSingle);
   each_ordered_block<To>(layout, [&](const Block& b, Order order) {
     const int64_t row = layout.channels * layout.positions;
     const int64_t first = (b.group * layout.filters + b.filter) * row + b.channel * layout.positions;
-    pack_block(weight + first, row, layout, b, order, packed);
+    const float* source = reinterpret_cast<const float*>(weight + first);
+    if (direct) return pack_block(source, row, layout, b, order, packed);
+    const int64_t count = b.channels * layout.positions;
+    std::vector<float> rows(b.filters * count);
+    for (int64_t f = 0; f < b.filters; ++f) read_row(weight + first + f * row, &rows[f * count], count);
+    if (sizeof(To) == 4) round_to(element, rows.data(), rows.data(), rows.size());
+    pack_block(rows.data(), count, layout, b, order, packed);
   });
 }
 
-void fill(const NDArray& weight, const dnnl_memory_desc_t& desc, void* memory) {
+void fill(const NDArray& weight, const dnnl_memory_desc_t& desc, Element element, void* memory) {
   const NDArray plain = plain_copy(weight);
   const float* floats = plain_data<float>(plain);
   const half_bits* halves = reinterpret_cast<const half_bits*>(floats);
   const bool half = plain.dtype() == mshadow::kFloat16;
-  auto* values = static_cast<HalfValue*>(memory);
+  auto* values = static_cast<float*>(memory);
   if (desc.data_type == dnnl_f32 && is_plain(desc)) {
     return in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
-      if (half) return kernels().widen(halves + first, &values[first].value, count);
-      kernels().to_half_value(floats + first, values + first, count);
+      if (half) kernels().widen(halves + first, values + first, count);
+      round_to(element, half ? values + first : floats + first, values + first, count);
     });
   }
   const Layout layout(desc);
   if (layout.padded) std::memset(memory, 0, bytes_of(desc));
   auto* bfloats = static_cast<Bfloat*>(memory);
   if (desc.data_type == dnnl_bf16) {
-    return half ? pack(halves, layout, bfloats) : pack(floats, layout, bfloats);
+    return half ? pack(halves, layout, element, bfloats) : pack(floats, layout, element, bfloats);
   }
-  half ? pack(halves, layout, values) : pack(floats, layout, values);
+  half ? pack(halves, layout, element, values) : pack(floats, layout, element, values);
 }
 
 // ------------------------------------------------------------------------------------- squares
 
-// oneDNN's kernels read squares of 16 filters and 16 channels. Those of a convolution have a row for each
+// oneDNN's kernels read squares of filters and channels. Those of a convolution have a row for each
 // channel, those of the gradient of its data a row for each filter. In bfloat16, a row has pairs of them.
 bool has_squares(const dnnl_memory_desc_t& desc, int rows, int columns) {
   const auto& blocking = desc.format_desc.blocking;
   const bool pairs = desc.data_type == dnnl_bf16;
-  const std::vector<int64_t> sizes = pairs ? std::vector<int64_t>{8, 16, 2} : std::vector<int64_t>{16, 16};
+  const int64_t side = side_of(desc);
+  const auto sizes = pairs ? std::vector<int64_t>{8, 16, 2} : std::vector<int64_t>{side, side};
   const std::vector<int64_t> dimensions =
       pairs ? std::vector<int64_t>{rows, columns, rows} : std::vector<int64_t>{rows, columns};
   return blocking.inner_nblks == static_cast<int>(sizes.size()) &&
@@ -260,15 +282,16 @@ bool has_squares(const dnnl_memory_desc_t& desc, int rows, int columns) {
 bool are_turned(const dnnl_memory_desc_t& forward, const dnnl_memory_desc_t& backward) {
   const int filters = forward.ndims == 5 ? 1 : 0, channels = filters + 1;
   return forward.data_type == backward.data_type && forward.ndims == backward.ndims &&
+         side_of(forward) == side_of(backward) &&
          std::equal(forward.dims, forward.dims + forward.ndims, backward.dims) &&
          has_squares(forward, channels, filters) && has_squares(backward, filters, channels);
 }
 
-void turn_square(const Bfloat* in, Bfloat* out) {
+void turn_square(const Bfloat* in, Bfloat* out, int64_t) {
   kernels().moves->turn_pairs(reinterpret_cast<const uint64_t*>(in), reinterpret_cast<uint64_t*>(out));
 }
-void turn_square(const HalfValue* in, HalfValue* out) {
-  transpose(&in->value, &out->value, {16, 16, 16, 16, 16});
+void turn_square(const float* in, float* out, int64_t side) {
+  transpose(in, out, {side, side, side, side, side});
 }
 
 // Packs the weight for the gradient of the data from what is packed for the convolution.
@@ -276,15 +299,16 @@ template <typename T>
 void turn(const T* forward, const dnnl_memory_desc_t& from, T* backward, const dnnl_memory_desc_t& to) {
   const Layout in(from), out(to);
   const int64_t filters = in.of_filter.size(), channels = in.of_channel.size();
-  const int64_t rows = filters / 16, columns = channels / 16;
+  const int64_t side = in.side, rows = filters / side, columns = channels / side;
   const int64_t count = in.groups * rows * columns;
 #pragma omp parallel for schedule(static) if (count > 8)
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t group = i / columns / rows, filter = i / columns % rows * 16, channel = i % columns * 16;
+    const int64_t group = i / columns / rows, filter = i / columns % rows * side;
+    const int64_t channel = i % columns * side;
     const T* squares = forward + in.of_group[group] + in.of_filter[filter] + in.of_channel[channel];
     T* turned = backward + out.of_group[group] + out.of_filter[filter] + out.of_channel[channel];
     for (int64_t k = 0; k < in.positions; ++k) {
-      turn_square(squares + in.of_position[k], turned + out.of_position[k]);
+      turn_square(squares + in.of_position[k], turned + out.of_position[k], side);
     }
   }
 }
@@ -330,15 +354,16 @@ struct Packed {
   std::weak_ptr<void> chunk;  // while this exists, no other chunk has its address
   size_t version;
   dnnl_memory_desc_t desc;
+  Element element;
   std::shared_ptr<const Buffer> buffer;
 };
 
 // Address of the values, their dtype, and the bytes of the layout
 using Key = std::tuple<const void*, int, std::vector<int64_t>>;
 
-Key key_of(const NDArray& weight, const dnnl_memory_desc_t& desc) {
+Key key_of(const NDArray& weight, const dnnl_memory_desc_t& desc, Element element) {
   const auto& blocking = desc.format_desc.blocking;
-  std::vector<int64_t> layout{desc.data_type};
+  std::vector<int64_t> layout{desc.data_type, static_cast<int64_t>(element)};
   layout.insert(layout.end(), desc.dims, desc.dims + desc.ndims);
   layout.insert(layout.end(), blocking.strides, blocking.strides + desc.ndims);
   layout.insert(layout.end(), blocking.inner_blks, blocking.inner_blks + blocking.inner_nblks);
@@ -354,16 +379,16 @@ std::map<Key, Packed>& cache() {
 }
 
 // What is kept of a weight's present value in a layout that can be turned to `desc`; none has no buffer
-Packed find_turned(const NDArray& weight, const dnnl_memory_desc_t& desc) {
+Packed find_turned(const NDArray& weight, const dnnl_memory_desc_t& desc, Element element) {
   if (is_being_written(weight)) return {};
-  Key key = key_of(weight, desc);
+  Key key = key_of(weight, desc, element);
   std::get<2>(key).clear();  // comes before all layouts
   std::lock_guard<std::mutex> lock(mutex);
   for (auto item = cache().lower_bound(key); item != cache().end(); ++item) {
     if (std::get<0>(item->first) != std::get<0>(key) || std::get<1>(item->first) != std::get<1>(key)) break;
     const Packed& packed = item->second;
     const bool same = packed.version == weight.version() && packed.chunk.lock() == chunk_of(weight);
-    if (same && are_turned(packed.desc, desc)) return packed;
+    if (same && packed.element == element && are_turned(packed.desc, desc)) return packed;
   }
   return {};
 }
@@ -430,14 +455,14 @@ void* scratch(Purpose purpose, size_t bytes) {
 }
 
 std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
-                                            bool is_variable) {
+                                            Element element, bool is_variable) {
   std::shared_ptr<const Buffer> buffer;
   if (!is_variable || is_foreign(weight) || is_being_written(weight)) {
     buffer = std::make_shared<Buffer>(bytes_of(desc));
-    fill(weight, desc, buffer->data());
+    fill(weight, desc, element, buffer->data());
     return buffer;
   }
-  const Key key = key_of(weight, desc);
+  const Key key = key_of(weight, desc, element);
   const size_t version = weight.version();
   {
     std::lock_guard<std::mutex> lock(mutex);
@@ -453,23 +478,24 @@ std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_me
     }
   }
   if (!buffer) buffer = std::make_shared<Buffer>(bytes_of(desc));
-  fill(weight, desc, buffer->data());
+  fill(weight, desc, element, buffer->data());
   std::lock_guard<std::mutex> lock(mutex);
-  cache()[key] = Packed{chunk_of(weight), version, desc, buffer};
+  cache()[key] = Packed{chunk_of(weight), version, desc, element, buffer};
   forget_when_expired();
   return buffer;
 }
 
-const void* packed_for_one_use(const NDArray& weight, const dnnl_memory_desc_t& desc) {
+const void* packed_for_one_use(const NDArray& weight, const dnnl_memory_desc_t& desc, Element element) {
   void* memory = scratch(Purpose::kWeight, bytes_of(desc));
-  const Packed forward = find_turned(weight, desc);
+  const Packed forward = find_turned(weight, desc, element);
   if (!forward.buffer) {
-    fill(weight, desc, memory);
+    fill(weight, desc, element, memory);
   } else if (desc.data_type == dnnl_bf16) {
-    turn(static_cast<const Bfloat*>(forward.buffer->data()), forward.desc, static_cast<Bfloat*>(memory), desc);
+    turn(static_cast<const Bfloat*>(forward.buffer->data()), forward.desc, static_cast<Bfloat*>(memory),
+         desc);
   } else {
-    turn(static_cast<const HalfValue*>(forward.buffer->data()), forward.desc,
-         static_cast<HalfValue*>(memory), desc);
+    turn(static_cast<const float*>(forward.buffer->data()), forward.desc, static_cast<float*>(memory),
+         desc);
   }
   return memory;
 }
@@ -485,13 +511,13 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
     });
   }
   const Layout layout(desc);
-  const int64_t positions = layout.positions;
-  each_ordered_block<HalfValue>(layout, [&](const Block& b, Order order) {
+  const int64_t positions = layout.positions, side = layout.side;
+  each_ordered_block<float>(layout, [&](const Block& b, Order order) {
     const int64_t count = b.channels * positions, row = layout.channels * positions;
     const float* source = values + layout.of_group[b.group];
     const int64_t start = ((b.group * layout.filters + b.filter) * layout.channels + b.channel) * positions;
-    float* packed_rows = memory_of_thread(2 * kFilters * count);
-    float* rows = packed_rows + kFilters * count;
+    float* packed_rows = memory_of_thread(2 * side * count);
+    float* rows = packed_rows + side * count;
     float* const direct = output.direct();
     float* target = direct ? direct + start : rows;
     const int64_t stride = direct ? row : count;
@@ -499,11 +525,11 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
       float* next = packed_rows;
       for (int64_t c = 0; c < b.channels; ++c) {
         const float* place = source + layout.of_filter[b.filter] + layout.of_channel[b.channel + c];
-        for (int64_t k = 0; k < positions; ++k, next += 16) {
-          std::memcpy(next, place + layout.of_position[k], 16 * sizeof(float));
+        for (int64_t k = 0; k < positions; ++k, next += side) {
+          store_row(place + layout.of_position[k], nullptr, next, side);
         }
       }
-      transpose(packed_rows, target, {count, 16, 16, stride, count});
+      transpose(packed_rows, target, {count, side, side, stride, count});
     } else {
       for (int64_t f = 0; f < b.filters; ++f) {
         const float* place = source + layout.of_filter[b.filter + f];

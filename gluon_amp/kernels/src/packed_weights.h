@@ -7,6 +7,7 @@
 #include <memory>
 #include <new>
 
+#include "formats.h"
 #include "operators.h"
 
 namespace gluon_amp {
@@ -33,21 +34,23 @@ bool is_plain(const dnnl_memory_desc_t& desc);
 
 // Memory of one thread that is reused by the next caller that passes the same purpose. Fresh memory would
 // cost more time than most kernels, because of page faults.
-enum class Purpose { kWeight, kWeightGradient, kImages, kResult, kCount };
+enum class Purpose {
+  kWeight, kWeightGradient, kImages, kResult, kWideImages, kWideResult, kWideTarget, kCount
+};
 void* scratch(Purpose purpose, size_t bytes);
 
-// The weight, rounded to the dtype of `desc` (bfloat16, or float32 for values of float16), in its layout.
+// The weight in the dtype and layout of `desc`, rounded to the values of `element`.
 // `desc` has the dimensions (filters, channels, ...) or, with groups, (groups, filters, channels, ...).
 // If the weight is a variable of the graph (a parameter), the result is kept until the weight is written;
 // otherwise a graph may write it without a new version of the array. It is not kept for memory that MXNet
 // does not own. Whoever writes MXNet's memory by its address (to_dlpack_for_write, or another process in
 // shared memory) must then write the array through MXNet, too, as by array[:] = array.
 std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
-                                            bool is_variable);
+                                            Element element, bool is_variable);
 
 // The same in memory of this thread that the next call reuses. In the backward pass each weight is read
 // once, and to keep a second copy of all weights would cost memory.
-const void* packed_for_one_use(const NDArray& weight, const dnnl_memory_desc_t& desc);
+const void* packed_for_one_use(const NDArray& weight, const dnnl_memory_desc_t& desc, Element element);
 
 // Copies a float32 gradient of the weight from the layout of `desc` to the plain one, rounded to float16 if
 // the array has this dtype or `emulated`.

@@ -9,8 +9,8 @@
 namespace gluon_amp {
 namespace {
 
-const PointwiseKernels& pointwise_kernels(int dtype) {
-  return kernels().pointwise[dtype == mshadow::kBfloat16 ? 0 : 1];
+const PointwiseKernels& pointwise_kernels(Element element) {
+  return kernels().pointwise[static_cast<int>(element)];
 }
 
 Program pointwise_program(const NodeAttrs& attrs) {
@@ -34,7 +34,7 @@ void apply(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const
   const Spans spans(full, checked_channels(attrs, full), outputs[0].dtype());
   const auto operands = operands_of(attrs, inputs, 0, full);
   char* out = result_of<char>(outputs[0]);
-  const auto& kernel = pointwise_kernels(outputs[0].dtype());
+  const auto& kernel = pointwise_kernels(element_of(attrs, outputs[0]));
   for_each_span(spans, [&](int64_t group, int64_t i) {
     Operand parts[kMaxInputs] = {};
     for (int v = 0; v < program.inputs; ++v) parts[v] = spans.operand(operands[v], group, i);
@@ -61,7 +61,7 @@ void apply_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, 
     result = static_cast<const char*>(operands[0].data);
     operands.clear();
   }
-  const auto& kernel = pointwise_kernels(inputs[0].dtype());
+  const auto& kernel = pointwise_kernels(element_of(attrs, inputs[0]));
   for_each_span(spans, [&](int64_t group, int64_t i) {
     Operand parts[kMaxInputs] = {};
     Target part_targets[kMaxInputs];

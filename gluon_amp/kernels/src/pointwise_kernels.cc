@@ -70,7 +70,8 @@ void backward(const Program& program, const Span& span, const void* grad, const 
 }
 
 const PointwiseKernels pointwise_table[] = {{forward<Bfloat>, backward<Bfloat>},
-                                            {forward<HalfValue>, backward<HalfValue>}};
+                                            {forward<HalfValue>, backward<HalfValue>},
+                                            {forward<float>, backward<float>}};
 
 }  // namespace
 

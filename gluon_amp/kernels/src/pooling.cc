@@ -176,6 +176,7 @@ class PoolingTables {
 
 const Pooling<Bfloat>& pooling_of(Bfloat) { return kernels().pooling->bfloat; }
 const Pooling<HalfValue>& pooling_of(HalfValue) { return kernels().pooling->half; }
+const Pooling<float>& pooling_of(float) { return kernels().pooling->single; }
 
 // Calls body(plane, row) for all rows of all groups of all images, of `height` rows each.
 template <typename Body>
@@ -218,7 +219,7 @@ void pool(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const 
   CHECK_EQ(tables.result, outputs[0].shape());
   const bool max = tables.attributes.max;
   if (tables.result.Size() == 0 || (req[0] == mxnet::kNullOp && !max)) return;
-  with_elements(inputs[0].dtype(), [&](auto element) {
+  with_elements(element_of(attrs, inputs[0]), [&](auto element) {
     using T = decltype(element);
     const auto& kernel = pooling_of(element);
     const T* data = values_of<T>(inputs[0]);
@@ -251,7 +252,7 @@ void pool_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, c
   const Blocked &images = tables.images, result(tables.result);
   if (images.size() == 0) return;
   const PoolingShape shape = tables.shape();
-  with_elements(inputs[0].dtype(), [&](auto element) {
+  with_elements(element_of(attrs, inputs[0]), [&](auto element) {
     using T = decltype(element);
     const auto& kernel = pooling_of(element);
     const T* out_grad = values_of<T>(inputs[0]);

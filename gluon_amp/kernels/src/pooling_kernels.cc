@@ -209,7 +209,7 @@ constexpr Pooling<T> pooling() {
           avg_grad<T>};
 }
 
-const PoolingKernels pooling_table = {pooling<Bfloat>(), pooling<HalfValue>()};
+const PoolingKernels pooling_table = {pooling<Bfloat>(), pooling<HalfValue>(), pooling<float>()};
 
 }  // namespace
 

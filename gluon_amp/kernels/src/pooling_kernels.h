@@ -46,6 +46,7 @@ struct Pooling {
 struct PoolingKernels {
   Pooling<Bfloat> bfloat;
   Pooling<HalfValue> half;
+  Pooling<float> single;
 };
 
 }  // namespace gluon_amp

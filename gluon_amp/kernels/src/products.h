@@ -57,21 +57,50 @@ class Plans {
   std::map<Sizes, std::shared_ptr<const Plan>> plans_;
 };
 
-inline dnnl_data_type_t dtype_of(const NDArray& array) {
-  return array.dtype() == mshadow::kBfloat16 ? dnnl_bf16 : dnnl_f32;
+// How a product computes: the values of its arrays, and whether bfloat16 is widened to float32 for it
+struct Precision {
+  Element element;
+  bool widens;
+
+  Precision(Element of_arrays) : element(of_arrays), widens(false) {}
+  Precision(const NodeAttrs& attrs, const NDArray& array)
+      : element(element_of(attrs, array)),
+        widens(element == Element::kBfloat && flag_of(attrs, "in_float32")) {}
+
+  // Of the primitive
+  dnnl_data_type_t dtype() const {
+    return element == Element::kBfloat && !widens ? dnnl_bf16 : dnnl_f32;
+  }
+  int bytes() const { return dtype() == dnnl_bf16 ? 2 : 4; }
+  Element computed() const { return widens ? Element::kSingle : element; }
+  bool rounds_to_half() const { return element == Element::kHalf; }
+};
+
+// The values of an array as the primitive reads them
+inline const void* read(const Precision& p, const NDArray& array, Purpose purpose) {
+  const auto* stored = values_of<char>(array);
+  if (!p.widens) return stored;
+  const int64_t n = array.shape().Size();
+  auto* wide = static_cast<float*>(scratch(purpose, n * sizeof(float)));
+  in_parallel(n, [&](int64_t first, int64_t count) {
+    kernels().from_bfloat(reinterpret_cast<const Bfloat*>(stored) + first, wide + first, count);
+  });
+  return wide;
 }
 
 // The bias of a product's inputs in float32, as oneDNN reads it, rounded as the data; without a bias, no
 // memory
 class Bias {
  public:
-  explicit Bias(const Arrays& inputs) {
+  Bias(const Precision& p, const Arrays& inputs) {
     if (inputs.size() < 3) return;
     const NDArray& bias = inputs[2];
     const WideParameter wide(bias);
     const int64_t n = wide.size();
     values_.resize(n);
-    if (inputs[0].dtype() == mshadow::kBfloat16 && bias.dtype() == mshadow::kFloat32) {
+    if (p.element == Element::kSingle) {
+      std::copy(wide.data(), wide.data() + n, values_.begin());
+    } else if (p.element == Element::kBfloat && bias.dtype() == mshadow::kFloat32) {
       std::vector<Bfloat> rounded(n);
       kernels().to_bfloat(wide.data(), rounded.data(), n);
       kernels().from_bfloat(rounded.data(), values_.data(), n);
@@ -92,17 +121,12 @@ inline void round_floats(float* values, int64_t n) {
   });
 }
 
-inline void round_values(const NDArray& array) {
-  if (array.dtype() == mshadow::kFloat32) round_floats(plain_data<float>(array), array.shape().Size());
-}
-
 // Copies images from the plain layout to the blocked one, or back, into memory that the next copy for the
 // same purpose reuses.
-inline const void* moved(Purpose purpose, bool from_plain, const NDArray& images, int64_t channels,
-                         const Blocked& shape) {
-  const int bytes = size_of_value(images);
+inline const void* moved(Purpose purpose, bool from_plain, const void* images, int64_t channels,
+                         const Blocked& shape, int bytes) {
   void* copy = scratch(purpose, shape.size() * bytes);
-  (from_plain ? to_blocked : to_plain)(values_of<void>(images), copy, channels, shape, bytes);
+  (from_plain ? to_blocked : to_plain)(images, copy, channels, shape, bytes);
   return copy;
 }
 
@@ -110,18 +134,26 @@ inline dnnl_prop_kind_t forward_kind(const OpContext& context) {
   return context.is_train ? dnnl_forward_training : dnnl_forward_inference;
 }
 
-// Where a gradient of the data is computed: the array itself, or memory that is added to it afterwards.
+// Where a result is computed: the array itself, or memory that is rounded or added to it afterwards.
 class Result {
  public:
-  Result(const NDArray& array, OpReqType req) : array_(array) {
-    const int64_t bytes = array.shape().Size() * mshadow::mshadow_sizeof(array.dtype());
-    if (req == mxnet::kAddTo) added_.resize(bytes);
+  Result(const Precision& p, const NDArray& array, OpReqType req)
+      : p_(p), array_(array), n_(array.shape().Size()) {
+    if (req == mxnet::kAddTo) added_.resize(n_ * size_of_value(array));
   }
-  void* data() { return added_.empty() ? result_of<char>(array_) : added_.data(); }
+  void* data() { return p_.widens ? scratch(Purpose::kWideTarget, n_ * sizeof(float)) : stored(); }
 
-  // Rounds the values to float16, if they are float32, and adds them.
+  // Rounds the values, if the primitive did not, and adds them.
   void finish() {
-    if (array_.dtype() == mshadow::kFloat32) round_floats(static_cast<float*>(data()), array_.shape().Size());
+    if (p_.widens) {
+      const auto* wide = static_cast<const float*>(data());
+      auto* out = static_cast<Bfloat*>(stored());
+      in_parallel(n_, [&](int64_t first, int64_t count) {
+        kernels().to_bfloat(wide + first, out + first, count);
+      });
+    } else if (p_.rounds_to_half()) {
+      round_floats(static_cast<float*>(data()), n_);
+    }
     add();
   }
 
@@ -130,11 +162,15 @@ class Result {
     if (added_.empty()) return;
     make_plain(array_);
     void* sum = result_of<char>(array_);
-    add_arrays(array_.dtype(), {sum, added_.data()}, sum, array_.shape().Size());
+    add_arrays(p_.element, {sum, added_.data()}, sum, n_);
   }
 
  private:
+  void* stored() { return added_.empty() ? result_of<char>(array_) : added_.data(); }
+
+  const Precision p_;
   const NDArray array_;
+  const int64_t n_;
   std::vector<char> added_;
 };
 

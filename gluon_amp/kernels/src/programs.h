@@ -122,7 +122,7 @@ class TargetArrays {
       const bool sums = data_[v] && per_lane_[v];
       sums_.emplace_back(sums ? shape.groups * spans.per_group() * shape.lanes : 0);
     }
-    dtype_ = outputs[indices[0]].dtype();
+    element_ = element_of(attrs, outputs[indices[0]]);
   }
 
   bool any_data() const {
@@ -144,7 +144,7 @@ class TargetArrays {
 
   // Writes the arrays with one value per lane, once the sums of all spans are known.
   void finish() {
-    with_elements(dtype_, [&](auto element) {
+    with_elements(element_, [&](auto element) {
       for (size_t v = 0; v < data_.size(); ++v) {
         if (!data_[v] || !per_lane_[v]) continue;
         finish(sums_[v], static_cast<decltype(element)*>(static_cast<void*>(data_[v])));
@@ -174,7 +174,7 @@ class TargetArrays {
   std::vector<bool> per_lane_;
   std::vector<char*> data_;
   std::vector<std::vector<float>> sums_;
-  int dtype_;
+  Element element_;
 };
 
 }  // namespace gluon_amp

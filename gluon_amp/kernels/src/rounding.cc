@@ -49,9 +49,23 @@ void widen(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Reque
   convert_array<half_bits, float>(inputs[0], req[0], outputs[0], kernels().widen, kernels().add);
 }
 
+void narrow_bfloat(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+                   const Arrays& outputs) {
+  const auto add = [](const Bfloat* in, Bfloat* out, int64_t n) {
+    const Bfloat* const both[] = {in, out};
+    kernels().moves->sum_bfloat(both, 2, out, 0, n);
+  };
+  convert_array<float, Bfloat>(inputs[0], req[0], outputs[0], kernels().to_bfloat, add);
+}
+
+void widen_bfloat(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+                  const Arrays& outputs) {
+  convert_array<Bfloat, float>(inputs[0], req[0], outputs[0], kernels().from_bfloat, kernels().add);
+}
+
 }  // namespace
 
-constexpr int kFloat = mshadow::kFloat32, kHalf = mshadow::kFloat16;
+constexpr int kFloat = mshadow::kFloat32, kHalf = mshadow::kFloat16, kShort = mshadow::kBfloat16;
 
 void register_rounding() {
   add_with_gradient<kFloat, kFloat>("_gluon_amp_round", round, round);
@@ -62,6 +76,8 @@ void register_rounding() {
       ->num_inputs = 2;
   add_with_gradient<kHalf, kFloat>("_gluon_amp_widen", widen, narrow);
   add_with_gradient<kFloat, kHalf>("_gluon_amp_narrow", narrow, widen);
+  add_with_gradient<kShort, kFloat>("_gluon_amp_widen_bfloat", widen_bfloat, narrow_bfloat);
+  add_with_gradient<kFloat, kShort>("_gluon_amp_narrow_bfloat", narrow_bfloat, widen_bfloat);
 }
 
 }  // namespace gluon_amp
