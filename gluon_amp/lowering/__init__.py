@@ -19,6 +19,7 @@ from gluon_amp.lowering import (
     frozen_weights,
     in_place,
     onednn,
+    recurrent,
     sparse,
     study,
 )
@@ -72,6 +73,11 @@ PASSES = (
         lambda graph, target: blocked.use_blocked_layout(graph),
         "Images in low precision have a layout of our own. It comes first, since it decides by the "
         "dtypes of the cast graph, which the emulation changes.",
+    ),
+    Pass(
+        lambda graph, target: recurrent.replace_layers(graph),
+        "MXNet has no recurrent layers in bfloat16; it decides by the dtypes of the cast graph, too.",
+        in_bodies=True,
     ),
     Pass(
         lambda graph, target: emulation.emulate(graph),

@@ -39,7 +39,7 @@ ADDING = frozenset(
     """.split()
 ).union(
     (BFLOAT16, emulation.NARROW, emulation.ROUND, emulation.ROUND_RELU, emulation.WIDEN),
-    (blocked.CONVOLUTION, blocked.DENSE, blocked.DEPTHWISE, blocked.NORM),
+    (blocked.CONVOLUTION, blocked.DENSE, blocked.DEPTHWISE, blocked.NORM, blocked.RECURRENT),
 )
 
 # Attribute of a variable that is written between the forward and the backward pass. The backward

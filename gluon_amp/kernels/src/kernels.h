@@ -11,6 +11,7 @@
 #include "norm_kernels.h"
 #include "pointwise_kernels.h"
 #include "pooling_kernels.h"
+#include "recurrent_kernels.h"
 
 namespace gluon_amp {
 
@@ -65,6 +66,7 @@ struct Kernels {
   const PoolingKernels* pooling;
   const NormKernels* norm;  // an array: of Bfloat, of HalfValue
   const PointwiseKernels* pointwise;  // likewise
+  const RecurrentKernels* recurrent;
 };
 
 // Declares the functions that return the table of a file that is compiled once for each instruction set.
@@ -79,6 +81,7 @@ GLUON_AMP_TABLES(MovesKernels, moves_kernels);
 GLUON_AMP_TABLES(NormKernels, norm_kernels);
 GLUON_AMP_TABLES(PointwiseKernels, pointwise_kernels);
 GLUON_AMP_TABLES(PoolingKernels, pooling_kernels);
+GLUON_AMP_TABLES(RecurrentKernels, recurrent_kernels);
 
 // The best kernels that this processor supports, unless select_kernels has selected others.
 const Kernels& kernels();

@@ -33,7 +33,7 @@ bool is_plain(const dnnl_memory_desc_t& desc);
 
 // Memory of one thread that is reused by the next caller that passes the same purpose. Fresh memory would
 // cost more time than most kernels, because of page faults.
-enum class Purpose { kWeight, kWeightGradient, kImages, kResult, kCount };
+enum class Purpose { kWeight, kWeightGradient, kImages, kResult, kRecurrent, kCount };
 void* scratch(Purpose purpose, size_t bytes);
 
 // The weight, rounded to the dtype of `desc` (bfloat16, or float32 for values of float16), in its layout.
