@@ -182,6 +182,48 @@ void execute(const Plan& plan, const void* data, const void* weight, const float
                            {DNNL_ARG_DST, &plan.result, result}});
 }
 
+// The product with the states of a time step, or with the gradients of its products
+class StepProduct {
+ public:
+  StepProduct(const Net& net, int64_t columns, int64_t hidden, dnnl_data_type_t dtype, bool bias)
+      : batch_(net.batch), columns_(columns), hidden_(hidden) {
+    if (dtype == dnnl_bf16) {
+      plan_ = plan_of(batch_, columns, hidden, dtype, dnnl_forward_training, bias);
+      weight = plan_->weight;
+      return;
+    }
+    weight = any_desc({hidden, columns}, dtype);
+    weight.format_kind = dnnl_blocked;
+    weight.padded_dims[0] = panels() * kPanel;
+    auto& blocking = weight.format_desc.blocking;
+    blocking.inner_nblks = 1;
+    blocking.inner_blks[0] = kPanel;
+    blocking.inner_idxs[0] = 0;
+    blocking.strides[0] = columns * kPanel;
+    blocking.strides[1] = kPanel;
+  }
+
+  void compute(const void* data, const void* packed, const float* bias, float* result) const {
+    if (plan_) return execute(*plan_, data, packed, bias, result);
+    const auto multiply = kernels().recurrent->multiply;
+    const float* values = static_cast<const float*>(packed);
+#pragma omp parallel for schedule(static) if (batch_ * columns_ * hidden_ > kBlock)
+    for (int64_t p = 0; p < panels(); ++p) {
+      const int64_t first = p * kPanel;
+      multiply({static_cast<const float*>(data), values + first * columns_, bias ? bias + first : nullptr,
+                batch_, columns_, std::min<int64_t>(kPanel, hidden_ - first), hidden_, result + first});
+    }
+  }
+
+  dnnl_memory_desc_t weight;
+
+ private:
+  int64_t panels() const { return (hidden_ + kPanel - 1) / kPanel; }
+
+  const int64_t batch_, columns_, hidden_;
+  std::shared_ptr<const Plan> plan_;
+};
+
 // Writes the gradients of a weight and its bias.
 void write_weight_gradients(int64_t rows, dnnl_data_type_t dtype, const void* data, const void* grad,
                             const NDArray& weight, OpReqType req, const NDArray& bias, OpReqType bias_req) {
@@ -262,18 +304,16 @@ void run(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const R
   for (int64_t k = 0; k < net.layers * net.directions; ++k) {
     const int64_t layer = k / net.directions, d = k % net.directions;
     const Reserve& r = reserves.of[k];
-    const auto prepare = [&](bool of_state, int64_t rows, const Bias& bias) {
-      const NDArray& weight = parameters[net.place(layer, d, of_state, false)];
-      return plan_of(rows, weight.shape()[1], net.gates, product_type, dnnl_forward_training, true);
-    };
     const auto arrays_of = [&](bool of_state) {
       return Arrays{data, parameters[net.place(layer, d, of_state, false)],
                     parameters[net.place(layer, d, of_state, true)]};
     };
     const Bias input_bias(arrays_of(false)), bias(arrays_of(true));
-    const auto input_plan = prepare(false, net.rows(), input_bias), plan = prepare(true, net.batch, bias);
+    const auto input_plan = plan_of(net.rows(), net.columns(layer), net.gates, product_type,
+                                    dnnl_forward_training, true);
+    const StepProduct product(net, net.hidden, net.gates, product_type, true);
     const auto input_weight = packed_weight(arrays_of(false)[1], input_plan->weight, variable);
-    const auto weight = packed_weight(arrays_of(true)[1], plan->weight, variable);
+    const auto weight = packed_weight(arrays_of(true)[1], product.weight, variable);
     execute(*input_plan, read, input_weight->data(), input_bias.data(), r.gates);
 
     const int64_t first = r.slot_before(r.reversed ? net.length - 1 : 0), last = net.length - first;
@@ -285,8 +325,8 @@ void run(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const R
     }
     for (int64_t i = 0; i < net.length; ++i) {
       const int64_t t = r.reversed ? net.length - 1 - i : i;
-      execute(*plan, r.states + r.slot_before(t) * r.state_bytes, weight->data(), bias.data(),
-              products.data());
+      product.compute(r.states + r.slot_before(t) * r.state_bytes, weight->data(), bias.data(),
+                      products.data());
       each_sequence(net, [&](int64_t b) {
         const int64_t row = b * net.hidden, all = t * net.batch + b;
         forward({net.hidden, r.gates + all * net.gates, &products[b * net.gates],
@@ -378,8 +418,8 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
       read_last(1, k, later);
       read_last(differ ? grads : 2, k, carried);
       const size_t input_place = net.place(layer, d, false, false), place = net.place(layer, d, true, false);
-      const auto plan = plan_of(net.batch, net.gates, net.hidden, product_type, dnnl_forward_training, false);
-      const void* weight = packed_for_one_use(parameters[place], transposed(plan->weight));
+      const StepProduct product(net, net.gates, net.hidden, product_type, false);
+      const void* weight = packed_for_one_use(parameters[place], transposed(product.weight));
       for (int64_t i = 0; i < net.length; ++i) {
         const int64_t t = r.reversed ? i : net.length - 1 - i;
         each_sequence(net, [&](int64_t b) {
@@ -389,7 +429,7 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
                     own_grad + all * net.hidden, later + row, carried + row, of_inputs + gate * bytes,
                     of_products + gate * bytes});
         });
-        execute(*plan, of_products + t * net.batch * net.gates * bytes, weight, nullptr, later);
+        product.compute(of_products + t * net.batch * net.gates * bytes, weight, nullptr, later);
       }
       if (differ) kernels().add(carried, later, step);
       write_floats(later, req[last_outputs], outputs[last_outputs], k * step, step);

@@ -132,6 +132,39 @@ void gru_back(const CellGrad& s) {
   });
 }
 
+constexpr int kVectors = kPanel / Many::width;
+constexpr int kMostRows = kVectors == 1 ? 8 : 4;  // so that sums fill the registers
+
+template <int rows>
+void multiply_rows(const PanelProduct& p, int64_t first) {
+  float part[kPanel] = {};
+  for (int64_t i = 0; p.bias && i < p.width; ++i) part[i] = p.bias[i];
+  Many sums[rows][kVectors];
+  for (auto& sum : sums) {
+    for (int v = 0; v < kVectors; ++v) sum[v] = Many::load(part + v * Many::width);
+  }
+  const float *data = p.data + first * p.columns, *panel = p.panel;
+  for (int64_t k = 0; k < p.columns; ++k, panel += kPanel) {
+    Many weights[kVectors];
+    for (int v = 0; v < kVectors; ++v) weights[v] = Many::load(panel + v * Many::width);
+    for (int r = 0; r < rows; ++r) {
+      const Many x = Many::all(data[r * p.columns + k]);
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = fused(x, weights[v], sums[r][v]);
+    }
+  }
+  for (int r = 0; r < rows; ++r) {
+    for (int v = 0; v < kVectors; ++v) sums[r][v].store(part + v * Many::width);
+    for (int64_t i = 0; i < p.width; ++i) p.out[(first + r) * p.stride + i] = part[i];
+  }
+}
+
+void multiply(const PanelProduct& p) {
+  int64_t r = 0;
+  for (; r + kMostRows <= p.rows; r += kMostRows) multiply_rows<kMostRows>(p, r);
+  for (; r + 2 <= p.rows; r += 2) multiply_rows<2>(p, r);
+  if (r < p.rows) multiply_rows<1>(p, r);
+}
+
 const RecurrentKernels recurrent_table = {
     {{simple<Relu, Bfloat>, simple<Relu, float>},
      {simple<Tanh, Bfloat>, simple<Tanh, float>},
@@ -140,7 +173,8 @@ const RecurrentKernels recurrent_table = {
     {{simple_back<Relu, Bfloat>, simple_back<Relu, float>},
      {simple_back<Tanh, Bfloat>, simple_back<Tanh, float>},
      {lstm_back<Bfloat>, lstm_back<float>},
-     {gru_back<Bfloat>, gru_back<float>}}};
+     {gru_back<Bfloat>, gru_back<float>}},
+    multiply};
 
 }  // namespace
 

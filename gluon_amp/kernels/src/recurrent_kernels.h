@@ -26,11 +26,21 @@ struct CellGrad {
   void *inputs, *products;    // the gradients of the products; they differ for a GRU only
 };
 
+// A product of `rows` rows of data with kPanel columns of a matrix, of which the first `width` are written.
+// oneDNN 2.4 has no fast kernel of few rows for AVX2. `bias` may be null.
+struct PanelProduct {
+  const float *data, *panel, *bias;
+  int64_t rows, columns, width, stride;  // columns of the data, stride of the result
+  float* out;
+};
+constexpr int kPanel = 16;
+
 // By mode (rnn_relu, rnn_tanh, lstm, gru); those of Bfloat and those of float. They are the types of
 // the states, and of the gradients of products.
 struct RecurrentKernels {
   void (*forward[4][2])(const CellStep&);
   void (*backward[4][2])(const CellGrad&);
+  void (*multiply)(const PanelProduct&);
 };
 
 }  // namespace gluon_amp
