@@ -76,7 +76,7 @@ PASSES = (
     ),
     Pass(
         lambda graph, target: recurrent.replace_layers(graph),
-        "MXNet's recurrent layers have no bfloat16. It decides by the dtypes of the cast graph, too.",
+        "MXNet's recurrent layers have no bfloat16. It decides by the cast graph's dtypes, too.",
         in_bodies=True,
     ),
     Pass(
