@@ -7,7 +7,7 @@ float16 (`kernels/src/recurrent.cc`). It reads parameters as they are stored.
 
 from typing import List, Tuple
 
-from gluon_amp.base import bfloat16
+from gluon_amp.base import bfloat16, hardware
 from gluon_amp.base.registry import canonical
 from gluon_amp.graph import CASTS, Writer
 from gluon_amp.lowering import blocked
@@ -25,8 +25,9 @@ def replace_layers(graph: TypedGraph) -> TypedGraph:
     """Return a graph of the same values whose recurrent layers in low precision are ours.
 
     MXNet's stay where there is no library, where bfloat16 is emulated, and where an attribute asks
-    for what ours does not have. If bfloat16 is native, these read and return it through casts. It
-    is `graph` itself if it has no such layers.
+    for what ours does not have. If bfloat16 is native, these read and return it through casts, also
+    without AVX512_BF16: products in bfloat16 then take twice as long. It is `graph` itself if it
+    has no such layers.
     """
     nodes, out, changed = graph.json["nodes"], Writer(), False
     for i, node in enumerate(nodes):
@@ -34,6 +35,7 @@ def replace_layers(graph: TypedGraph) -> TypedGraph:
         dtype = graph.edges.get((i, 0)) if canonical(node["op"]) == LAYER else None
         low = dtype == "float16" or (dtype == "bfloat16" and bfloat16.is_native())
         ours = low and blocked.available() and has_kernel(LAYER, node["attrs"])
+        ours = ours and (dtype == "float16" or "avx512_bf16" in hardware.onednn_flags())
         wide = low and not (ours and dtype == "bfloat16")  # whether it computes in float32
         changed = changed or ours or (wide and dtype == "bfloat16")
         wide = wide and (ours or dtype == "bfloat16")
