@@ -19,6 +19,7 @@ from gluon_amp.lowering import (
     frozen_weights,
     in_place,
     onednn,
+    recurrent,
     sequences,
     sparse,
     study,
@@ -73,6 +74,11 @@ PASSES = (
         lambda graph, target: blocked.use_blocked_layout(graph),
         "Images in low precision have a layout of our own. It comes first, since it decides by the "
         "dtypes of the cast graph, which the emulation changes.",
+    ),
+    Pass(
+        lambda graph, target: recurrent.replace_layers(graph),
+        "MXNet's recurrent layers have no bfloat16. It decides by the cast graph's dtypes, too.",
+        in_bodies=True,
     ),
     Pass(
         lambda graph, target: emulation.emulate(graph),

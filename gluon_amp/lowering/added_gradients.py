@@ -39,8 +39,8 @@ ADDING = frozenset(
     """.split()
 ).union(
     (BFLOAT16, emulation.NARROW, emulation.ROUND, emulation.ROUND_RELU, emulation.WIDEN),
-    (blocked.CONVOLUTION, blocked.DENSE, blocked.DEPTHWISE, blocked.NORM),
     (sequences.BATCH_DOT, sequences.LAYER_NORM, sequences.SOFTMAX, sequences.SPLIT),
+    (blocked.CONVOLUTION, blocked.DENSE, blocked.DEPTHWISE, blocked.NORM, blocked.RECURRENT),
 )
 
 # Attribute of a variable that is written between the forward and the backward pass. The backward

@@ -30,7 +30,7 @@ import mxnet as mx
 BLOCK, UNBLOCK, FORK = "_gluon_amp_block", "_gluon_amp_unblock", "_gluon_amp_fork"
 CONVOLUTION, DEPTHWISE = "_gluon_amp_blocked_convolution", "_gluon_amp_depthwise"
 DECONVOLUTION = "_gluon_amp_blocked_deconvolution"
-DENSE = "_gluon_amp_dense"
+DENSE, RECURRENT = "_gluon_amp_dense", "_gluon_amp_rnn"
 NORM, POINTWISE = "_gluon_amp_norm", "_gluon_amp_pointwise"
 NARROW_BFLOAT, WIDEN_BFLOAT = "_gluon_amp_narrow_bfloat", "_gluon_amp_widen_bfloat"
 CONCAT, POOL = "_gluon_amp_concat", "_gluon_amp_pool"
@@ -39,7 +39,7 @@ CONCAT, POOL = "_gluon_amp_concat", "_gluon_amp_pool"
 FEW_PRODUCTS = 64
 
 # Operators that read parameters as they are stored, in float32 or float16
-READ_PARAMETERS = (CONVOLUTION, DECONVOLUTION, DEPTHWISE, DENSE)
+READ_PARAMETERS = (CONVOLUTION, DECONVOLUTION, DEPTHWISE, DENSE, RECURRENT)
 
 
 def use_blocked_layout(graph: TypedGraph) -> TypedGraph:

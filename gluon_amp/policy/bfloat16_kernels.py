@@ -1,6 +1,7 @@
 """Which operators run in bfloat16 under a bfloat16 policy, depending on their attributes.
 
-These operators have correct oneDNN kernels for a CPU, forward and backward, or only change a shape.
+These operators have correct oneDNN kernels for a CPU, forward and backward, or only change a shape;
+recurrent layers have one in gluon_amp's C++ library (`lowering/recurrent.py`).
 For the others MXNet's CPU build has no bfloat16 kernel ("Unknown type enum 12", raised only when
 the result is read), a wrong one (`transpose` writes past the end of its output), or a slow one:
 `_plus_scalar` and `broadcast_add` need 12 ns per element and `clip` 16 ns, where the float32 kernel
@@ -51,6 +52,14 @@ def _pooling(attrs: Mapping[str, str]) -> bool:
     return all(k >= s + p for k, s, p in zip(kernel, stride, pad))
 
 
+def _recurrent(attrs: Mapping[str, str]) -> bool:
+    """Layers of states alone: no projection, clipping or lengths, and no dropout between them."""
+    options = ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max")
+    if any(attrs.get(name, "None") != "None" for name in options):
+        return False
+    return float(attrs.get("p", 0)) == 0 and attrs.get("use_sequence_length") not in TRUE
+
+
 def _reshape(attrs: Mapping[str, str]) -> bool:
     """At most six dimensions; -2 stands for any number of them, -4 is followed by two sizes."""
     shape = _integers(attrs, "shape")
@@ -70,5 +79,6 @@ KERNELS = {
     "Activation": _activation,
     "Convolution": _convolution,
     "Pooling": _pooling,
+    "RNN": _recurrent,
     "Reshape": _reshape,
 }

@@ -85,5 +85,4 @@ def test_recurrent_layers(arrays, layer, states, policy):
     backward(net, x)
     rows = amp.describe(net).rows
     compute = amp.Policy.parse(policy).compute_dtype
-    if compute == "float16":
-        assert [r.compute_dtype for r in rows if r.op == "RNN"] == ["float16"]
+    assert [r.compute_dtype for r in rows if r.op == "RNN"] == [compute]

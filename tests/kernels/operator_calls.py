@@ -44,6 +44,11 @@ CALLS = {
         [(20, 1, 3, 3), (20,)],
     ),
     "_gluon_amp_dense": ({"num_hidden": "7"}, [(3, 5)], [(7, 5), (7,)]),
+    "_gluon_amp_rnn": (
+        {"mode": "lstm", "state_size": "7", "num_layers": "1", "num_parameters": "1"},
+        [],
+        [(3, 2, 5), (4 * 7 * (5 + 7 + 2),), (1, 2, 7), (1, 2, 7)],
+    ),
     "_gluon_amp_block": ({"lanes": "16"}, [PLAIN], []),
     "_gluon_amp_unblock": ({"channels": "20"}, [IMAGES], []),
     "_gluon_amp_fork": ({"num_outputs": "2"}, [IMAGES, IMAGES], []),

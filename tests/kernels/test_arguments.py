@@ -69,6 +69,13 @@ WRONG = {
         "pad": ["(1, 9999999)"],  # too many positions to copy at once
     },
     "dense": {"num_hidden": ["0", "9223372036854775807"], "no_bias": ["True"]},
+    "rnn": {
+        "mode": ["lstn", "gru"],  # a GRU has no cells
+        "state_size": ["0", "6", "9223372036854775807"],
+        "num_layers": ["0", "2", "9223372036854775807"],
+        "num_parameters": ["0", "4"],
+        "bidirectional": ["True"],
+    },
     "pool": {
         "kernel": ["(2,)", "(0, 2)", "(9, 2)", "(1000000000, 1)"],
         "stride": ["(0, 1)", "(1, 1, 1)"],
@@ -125,6 +132,7 @@ WRONG_SHAPES = [
     *((name, {"x0": (2, 2, 5, 6, 5)}) for name in (*CONVOLUTIONS, "norm", "pool")),
     *((name, {"x1": (3, 3, 3, 3)}) for name in (*CONVOLUTIONS, "dense")),
     *((name, {"x2": (3,)}) for name in (*CONVOLUTIONS, "dense")),
+    *(("rnn", {f"x{k}": (3, 2, 8)}) for k in range(4)),
     ("norm", {"x1": (15,)}),
     ("pointwise", {"x1": (2, 2, 5, 7, 16)}),
     ("block", {"x0": (2, 20, 5)}),

@@ -155,6 +155,18 @@ def pooling(draw):
     return attrs, [draw.one_of((2, 3, *[4] * dims), (1, 17, *[5] * dims), (1, 1, *[1] * dims))]
 
 
+def recurrent(draw):
+    mode, gates = draw.one_of(("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1))
+    layers, directions = draw.one_of(1, 2), draw.one_of(1, 2)
+    length, batch, read, units = (draw.one_of(1, 2, 5, 17) for _ in range(4))
+    attrs = {"mode": mode, "num_layers": layers, "state_size": units}
+    attrs["bidirectional"] = directions == 2
+    inputs = read + (layers - 1) * directions * units
+    size = directions * gates * units * (inputs + layers * (units + 2))
+    states = [(layers * directions, batch, units)] * (2 if mode == "lstm" else 1)
+    return attrs, [(min(length, 5), batch, read), (size,), *states]
+
+
 def reshape(draw):
     shape, new = draw.one_of(
         ((2, 3), (-1,)),
@@ -177,6 +189,7 @@ CASES = {
     "Flatten": lambda draw: ({}, [draw.one_of(*SHAPES)]),
     "FullyConnected": dense_layer,
     "Pooling": pooling,
+    "RNN": recurrent,
     "Reshape": reshape,
     "elemwise_add": lambda draw: ({}, [draw.one_of(*SHAPES)] * 2),
     "squeeze": lambda draw: draw.one_of(
@@ -214,6 +227,11 @@ def test_every_case_runs_as_in_float32(op, cases):
             {"kernel": "[2,2]", "stride": "[2,2]", "pad": "[1,1]", "pooling_convention": "full"},
             False,
         ),
+        ("RNN", {"p": "0.0", "projection_size": "None", "use_sequence_length": "False"}, True),
+        ("RNN", {"p": "0.5"}, False),
+        ("RNN", {"projection_size": "3"}, False),
+        ("RNN", {"lstm_state_clip_max": "1.0"}, False),
+        ("RNN", {"use_sequence_length": "1"}, False),
         ("Reshape", {"shape": "(0, -4, -1, 2, 0, 0, 0)"}, True),
         ("Reshape", {"shape": "(-2, 1)"}, False),
         ("Reshape", {"shape": "(0, 0, 2, 2, 2, 2, 2)"}, False),

@@ -159,6 +159,7 @@ const Kernels table = {
     GLUON_AMP_NAMED(norm_kernels)(),
     GLUON_AMP_NAMED(pointwise_kernels)(),
     GLUON_AMP_NAMED(rows_kernels)(),
+    GLUON_AMP_NAMED(recurrent_kernels)(),
 };
 
 }  // namespace

@@ -12,6 +12,7 @@
 #include "pointwise_kernels.h"
 #include "pooling_kernels.h"
 #include "rows_kernels.h"
+#include "recurrent_kernels.h"
 
 namespace gluon_amp {
 
@@ -66,6 +67,7 @@ struct Kernels {
   const NormKernels* norm;  // an array: of each Element
   const PointwiseKernels* pointwise;  // likewise
   const RowsKernels* rows;
+  const RecurrentKernels* recurrent;
 };
 
 // Declares the functions that return the table of a file that is compiled once for each instruction set.
@@ -81,6 +83,7 @@ GLUON_AMP_TABLES(NormKernels, norm_kernels);
 GLUON_AMP_TABLES(PointwiseKernels, pointwise_kernels);
 GLUON_AMP_TABLES(PoolingKernels, pooling_kernels);
 GLUON_AMP_TABLES(RowsKernels, rows_kernels);
+GLUON_AMP_TABLES(RecurrentKernels, recurrent_kernels);
 
 // The best kernels that this processor supports, unless select_kernels has selected others.
 const Kernels& kernels();

@@ -25,6 +25,7 @@
 #include "packed_weights.cc"
 #include "pooling.cc"
 #include "pointwise.cc"
+#include "recurrent.cc"
 #include "rounding.cc"
 #include "sequences.cc"
 #include "study.cc"
@@ -105,6 +106,7 @@ GLUON_AMP_VISIBLE int gluon_amp_register(char* message, size_t size, const int* 
     gluon_amp::register_pooling();
     gluon_amp::register_norm();
     gluon_amp::register_pointwise();
+    gluon_amp::register_recurrent();
     gluon_amp::register_rounding();
     gluon_amp::register_sequences();
     gluon_amp::register_study();

@@ -35,7 +35,7 @@ bool is_plain(const dnnl_memory_desc_t& desc);
 // Memory of one thread that is reused by the next caller that passes the same purpose. Fresh memory would
 // cost more time than most kernels, because of page faults.
 enum class Purpose {
-  kWeight, kWeightGradient, kImages, kResult, kWideImages, kWideResult, kWideTarget, kCount
+  kWeight, kWeightGradient, kImages, kResult, kWideImages, kWideResult, kWideTarget, kRecurrent, kCount
 };
 void* scratch(Purpose purpose, size_t bytes);
 

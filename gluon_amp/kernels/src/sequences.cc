@@ -34,7 +34,9 @@ class Output {
     if (req_ != mxnet::kAddTo) return;
     const int64_t n = array_.shape().Size();
     char* sum = plain_data<char>(array_);
-    if (array_.dtype() == mshadow::kBfloat16) return add_arrays(array_.dtype(), {sum, added_.data()}, sum, n);
+    if (array_.dtype() == mshadow::kBfloat16) {
+      return add_arrays(Element::kBfloat, {sum, added_.data()}, sum, n);
+    }
     const float* added = reinterpret_cast<const float*>(added_.data());
     in_parallel(n, [&](int64_t first, int64_t count) {
       kernels().add(added + first, reinterpret_cast<float*>(sum) + first, count);

@@ -34,7 +34,6 @@ VALIDATION_STREAMS, VALIDATION_LENGTH = 64, 64
 PARAMETERS = "lstm-{}.params"
 BITS = "[Epoch %d] validation: bits per character=%f"
 AVERAGED_BITS = "[Epoch %d] validation of the average: bits per character=%f"
-# bfloat16 has no kernel of an LSTM, which then runs in float32.
 FLOAT16 = (
     "emulated on this CPU, not at a GPU's speed: the inputs of the LSTM, and its outputs at the "
     "end of a chunk, are rounded; its state in between is not"

@@ -1,0 +1,88 @@
+"""Recurrent layers (`RNN`) in low precision, computed by an operator of gluon_amp's C++ library.
+
+MXNet's operator computes in float32 only, and reads all parameters from one array, which Gluon's
+layers copy them to at each call. Ours multiplies in bfloat16, or in float32 in the emulation of
+float16 (`kernels/src/recurrent.cc`). It reads parameters as they are stored.
+"""
+
+from typing import List, Tuple
+
+from gluon_amp.base import bfloat16, hardware
+from gluon_amp.base.registry import canonical
+from gluon_amp.graph import CASTS, Writer
+from gluon_amp.lowering import blocked
+from gluon_amp.lowering.typed_graph import Edge, TypedGraph
+from gluon_amp.policy.bfloat16_kernels import has_kernel
+from gluon_amp.policy.cast_pass import LOW_PRECISION
+
+LAYER, CONCAT = "RNN", "_rnn_param_concat"
+FLATTENING = ("Reshape", "_np_reshape", "_npx_reshape")
+
+KEPT = ("mode", "state_size", "num_layers", "bidirectional", "state_outputs")
+
+
+def replace_layers(graph: TypedGraph) -> TypedGraph:
+    """Return a graph of the same values whose recurrent layers in low precision are ours.
+
+    MXNet's stay where there is no library, where bfloat16 is emulated, and where an attribute asks
+    for what ours does not have. If bfloat16 is native, these read and return it through casts, also
+    without AVX512_BF16: products in bfloat16 then take twice as long. It is `graph` itself if it
+    has no such layers.
+    """
+    nodes, out, changed = graph.json["nodes"], Writer(), False
+    for i, node in enumerate(nodes):
+        inputs = [out.remap(entry) for entry in node["inputs"]]
+        dtype = graph.edges.get((i, 0)) if canonical(node["op"]) == LAYER else None
+        low = dtype == "float16" or (dtype == "bfloat16" and bfloat16.is_native())
+        ours = low and blocked.available() and has_kernel(LAYER, node["attrs"])
+        ours = ours and (dtype == "float16" or "avx512_bf16" in hardware.onednn_flags())
+        wide = low and not (ours and dtype == "bfloat16")  # whether it computes in float32
+        changed = changed or ours or (wide and dtype == "bfloat16")
+        wide = wide and (ours or dtype == "bfloat16")
+        if wide:
+            inputs = [
+                out.emit("amp_cast", f"{node['name']}_input{k}", entry, dtype="float32")
+                for k, entry in enumerate(inputs)
+            ]
+        if ours:
+            node, inputs = _own(graph, out, node, inputs)
+        number = out.copy(node, inputs)[0]
+        out.numbers.append(number)
+        for k in sorted(k for j, k in graph.edges if wide and j == i):
+            name = f"{node['name']}_output{k}"
+            out.replaced[i, k] = out.emit("amp_cast", name, [number, k, 0], dtype=dtype)
+    return graph.written(out) if changed else graph
+
+
+def _own(graph: TypedGraph, out: Writer, node: dict, inputs: List[list]) -> Tuple[dict, List[list]]:
+    """Return our operator in place of a layer, and what it reads."""
+    nodes = graph.json["nodes"]
+    stored = [_stored(graph, tuple(node["inputs"][1][:2]))]
+    source = nodes[stored[0][0]]
+    if source["op"] == CONCAT:
+        parts = [_stored(graph, tuple(entry[:2])) for entry in source["inputs"]]
+        flat = [nodes[i] for i, _ in parts]
+        if all(part["op"] in FLATTENING for part in flat):
+            stored = [_stored(graph, tuple(part["inputs"][0][:2])) for part in flat]
+    attrs = {key: node["attrs"][key] for key in KEPT if key in node["attrs"]}
+    attrs["num_parameters"] = str(len(stored))
+    attrs["variable_weight"] = str(all(nodes[i]["op"] == "null" for i, _ in stored))
+    parameters = []
+    for i, k in stored:
+        entry = out.remap([i, k, 0])
+        if graph.edges[i, k] == "bfloat16":
+            entry = out.emit("amp_cast", f"{nodes[i]['name']}_wide", entry, dtype="float32")
+        parameters.append(entry)
+    new = {**node, "op": blocked.RECURRENT, "attrs": attrs}
+    return new, [inputs[0], *parameters, *inputs[2:]]
+
+
+def _stored(graph: TypedGraph, edge: Edge) -> Edge:
+    """Return the tensor that a parameter is rounded from."""
+    node = graph.json["nodes"][edge[0]]
+    while node["op"] in CASTS and graph.edges[edge] in LOW_PRECISION:
+        below = tuple(node["inputs"][0][:2])
+        if graph.edges[below] not in ("float32", "float16"):
+            break
+        edge, node = below, graph.json["nodes"][below[0]]
+    return edge

@@ -1,0 +1,152 @@
+"""Recurrent layers in low precision, by the C++ library's operator, beside MXNet's in float32."""
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from gluon_amp import kernels
+from gluon_amp.base import hardware
+from gluon_amp.graph import to_json
+from gluon_amp.lowering import lower, recurrent
+from gluon_amp.policy import Policy, cast_pass
+from tests.kernels.images import ELEMENTS, normal
+from tests.marks import needs_bfloat16, needs_layout
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+
+pytestmark = [needs_layout, pytest.mark.cpu_kind]
+
+MODES = ["rnn_relu", "rnn_tanh", "lstm", "gru"]
+# layers, directions; length, batch, inputs, states
+SIZES = [(1, 1, 1, 1, 1, 1), (1, 1, 5, 3, 7, 6), (2, 2, 4, 1, 33, 17), (3, 1, 3, 5, 4, 40)]
+# Of the largest value: bfloat16 rounds the state at each step, the reference does not.
+TOLERANCE = {"float16": 2.0**-9, "bfloat16": 2.0**-5}
+
+
+def layer(mode, sizes, **options):
+    """Return a symbol with all its states, and the shapes of its variables."""
+    layers, directions, length, batch, inputs, hidden = sizes
+    states = ["state", "cells"] if mode == "lstm" else ["state"]
+    symbol = mx.sym.RNN(
+        *map(mx.sym.var, ["data", "parameters", *states]),
+        **{"mode": mode, "num_layers": layers, "bidirectional": directions == 2, **options},
+        state_size=hidden,
+    )
+    shapes, _, _ = symbol.infer_shape(data=(length, batch, inputs))
+    return symbol, dict(zip(symbol.list_arguments(), shapes))
+
+
+def run(symbol, arrays, heads, grad_req="write"):
+    """Return the outputs and the gradients of two passes."""
+    args = {name: nd.array(values) for name, values in arrays.items()}
+    grads = {name: nd.ones(values.shape) for name, values in arrays.items()}
+    executor = symbol.bind(mx.cpu(), args, grads, grad_req)
+    for _ in range(2):
+        outputs = executor.forward(is_train=True)
+        executor.backward([nd.array(head) for head in heads[: len(outputs)]])
+    return [x.asnumpy() for x in outputs] + [grads[name].asnumpy() for name in arrays]
+
+
+def lowered(symbol, element, arrays):
+    cast = cast_pass.apply(symbol, Policy.parse(f"params=float32,compute={element}"), {})
+    return lower(cast, dict.fromkeys(arrays, "float32"), "cpu")
+
+
+def ops(symbol):
+    return {node["op"] for node in to_json(symbol)["nodes"]}
+
+
+def is_ours(element):
+    return element == "float16" or "avx512_bf16" in hardware.onednn_flags()
+
+
+def compare(mode, sizes, element, grad_req="write", **options):
+    symbol, shapes = layer(mode, sizes, **options)
+    size = 2.0 ** -(1 + int(np.log2(sizes[-1]) / 2))  # larger weights make them chaotic
+    arrays = {n: size * normal(shape, element, k) for k, (n, shape) in enumerate(shapes.items())}
+    _, outputs, _ = symbol.infer_shape(**shapes)
+    heads = [normal(shape, element, 9) for shape in outputs]
+    ours = lowered(symbol, element, arrays)
+    assert ("_gluon_amp_rnn" in ops(ours)) == is_ours(element)
+    expected, actual = (run(s, arrays, heads, grad_req) for s in (symbol, ours))
+    for a, b in zip(actual, expected):
+        np.testing.assert_allclose(a, b, rtol=0, atol=TOLERANCE[element] * np.abs(b).max())
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_values_and_gradients(element, mode, sizes):
+    compare(mode, sizes, element, state_outputs=True)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("instruction_set", ["plain", "avx2", "avx512"])
+def test_instruction_sets_and_added_gradients(instruction_set, mode):
+    if not kernels.select(instruction_set):
+        pytest.skip(f"this processor has no {instruction_set}")
+    try:
+        compare(mode, (2, 2, 3, 2, 5, 19), "float16", "add")
+    finally:
+        kernels.select(None)
+
+
+def test_no_sequences():
+    with mx.util.np_shape(True):
+        symbol, shapes = layer("lstm", (1, 1, 2, 0, 3, 4))
+        arrays = {name: np.ones(shape, np.float32) for name, shape in shapes.items()}
+        results = run(lowered(symbol, "float16", arrays), arrays, [np.ones((2, 0, 4))])
+    np.testing.assert_array_equal(results[2], np.zeros(shapes["parameters"]))
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("options", [{"p": 0.5}, {"projection_size": 3}])
+def test_what_mxnet_computes(element, options):
+    """Dropout between the layers, and projections; under bfloat16 in float32, as describe says."""
+    symbol, shapes = layer("lstm", (2, 1, 3, 2, 5, 6), **options)
+    policy = Policy.parse(f"params=float32,compute={element}")
+    node = cast_pass.plan(symbol, policy, {})[1][0]
+    assert node.dtype == ("float32" if element == "bfloat16" else "float16")
+    assert "RNN" in ops(lowered(symbol, element, shapes))
+
+
+@needs_bfloat16
+def test_without_the_library_bfloat16_computes_in_float32(monkeypatch):
+    monkeypatch.setattr(recurrent.blocked, "available", lambda: False)
+    symbol, shapes = layer("gru", SIZES[1])
+    arrays = {name: normal(shape, "bfloat16") for name, shape in shapes.items()}
+    found = lowered(symbol, "bfloat16", arrays)
+    assert "RNN" in ops(found)
+    out, expected = (run(s, arrays, [np.ones((5, 3, 6))])[0] for s in (found, symbol))
+    np.testing.assert_allclose(out, expected, atol=2.0**-8)
+
+
+@pytest.mark.parametrize("element", ELEMENTS)
+def test_a_layer_reads_its_parameters_as_they_are_stored(element):
+    """Nothing flattens them; their gradients have their dtype, and repeat in a second pass."""
+    net = gluon.rnn.GRU(5, 2, bidirectional=True, layout="NTC", input_size=4)
+    net.initialize(mx.init.Normal(0.3))
+    x = nd.random.normal(shape=(3, 6, 4))
+    gradients = []
+    for policy in ("float32", element):
+        amp.cast(net, policy)
+        with autograd.record():
+            out = net(x)
+        for retain in (True, False):
+            out.backward(retain_graph=retain)
+            gradients.append(net.l1_h2h_weight.grad().asnumpy().astype(np.float32))
+    assert net.l1_h2h_weight.grad().dtype == np.dtype(net.l1_h2h_weight.dtype)
+    np.testing.assert_array_equal(gradients[2], gradients[3])
+    np.testing.assert_allclose(gradients[2], gradients[0], atol=0.02 * abs(gradients[0]).max())
+    found = ops(lower(*cast_graph(net, element), "cpu"))
+    assert ("_gluon_amp_rnn" in found) == ("_rnn_param_concat" not in found) == is_ours(element)
+
+
+def cast_graph(net, element):
+    """Return the cast graph of a layer, and the dtypes of its variables."""
+    parameters = {name: p.var() for name, p in net._reg_params.items()}
+    out = net.hybrid_forward(mx.sym, mx.sym.var("data"), [mx.sym.var("state")], **parameters)
+    policy = Policy.parse(element)
+    names = cast_pass.parameter_dtypes(out, policy, ["data", "state"])
+    return cast_pass.apply(out, policy, names), {**names, "data": "float32", "state": "float32"}
