@@ -34,7 +34,9 @@ def test_what_is_installed_and_what_is_missing(monkeypatch, tmp_path):
     assert horovod.endswith("install --no-build-isolation --no-cache-dir horovod==0.28.1")
     environments.of_handover()
     own, theirs = commands[-2:]
-    assert "[cpu,gluoncv,test]" in own and theirs.endswith("experiments/handover/requirements.txt")
+    assert "[cpu,gluoncv,test,export]" in own and theirs.endswith(
+        "experiments/handover/requirements.txt"
+    )
     monkeypatch.setattr(environments, "find_python", lambda version: None)
     with pytest.raises(UsageError, match=r"d2l needs python3\.8: install it\."):
         environments.of_client(D2L)

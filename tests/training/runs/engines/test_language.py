@@ -86,7 +86,10 @@ def test_the_emulated_lstm_rounds_what_goes_in_and_comes_out():
         outputs.append(lstm(inputs).asnumpy())
     single, half = outputs
     assert (single != half).any()
-    np.testing.assert_array_equal(single.astype("float16").astype("float32"), half)
+    rounded = single.astype("float16").astype("float32")
+    # the sums have another order, which may decide between two neighbours
+    np.testing.assert_allclose(rounded, half, rtol=2.0**-10, atol=2.0**-24)
+    assert (rounded != half).mean() < 0.01
 
 
 def test_clipping_is_of_the_gradient_of_the_mean_loss_without_its_scale():
