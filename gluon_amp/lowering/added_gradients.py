@@ -39,7 +39,8 @@ ADDING = frozenset(
     """.split()
 ).union(
     (BFLOAT16, emulation.NARROW, emulation.ROUND, emulation.ROUND_RELU, emulation.WIDEN),
-    (sequences.BATCH_DOT, sequences.LAYER_NORM, sequences.SOFTMAX, sequences.SPLIT),
+    (sequences.BATCH_DOT, sequences.LAYER_NORM, sequences.SPLIT),
+    (sequences.SOFTMAX, sequences.LOG_SOFTMAX),
     (blocked.CONVOLUTION, blocked.DENSE, blocked.DEPTHWISE, blocked.NORM, blocked.RECURRENT),
 )
 

@@ -15,7 +15,8 @@ from gluon_amp.lowering import blocked
 from gluon_amp.lowering.typed_graph import TypedGraph
 
 BATCH_DOT, LAYER_NORM = "_gluon_amp_batch_dot", "_gluon_amp_layer_norm"
-SOFTMAX, SPLIT = "_gluon_amp_softmax", "_gluon_amp_split"
+SOFTMAX, LOG_SOFTMAX = "_gluon_amp_softmax", "_gluon_amp_log_softmax"
+SPLIT = "_gluon_amp_split"
 
 Attributes = Dict[str, str]
 
@@ -103,4 +104,5 @@ REPLACEMENTS: Dict[str, tuple] = {
     "SliceChannel": (SPLIT, _split),
     "_split_v2": (SPLIT, _split_v2),
     "softmax": (SOFTMAX, _softmax),
+    "log_softmax": (LOG_SOFTMAX, _softmax),
 }

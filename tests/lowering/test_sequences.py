@@ -6,7 +6,7 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.graph import to_json
 from gluon_amp.lowering import sequences
-from gluon_amp.lowering.sequences import BATCH_DOT, LAYER_NORM, SOFTMAX, SPLIT
+from gluon_amp.lowering.sequences import BATCH_DOT, LAYER_NORM, LOG_SOFTMAX, SOFTMAX, SPLIT
 from tests.lowering import on_symbols
 from tests.marks import needs_library
 
@@ -96,6 +96,7 @@ X = mx.sym.var("x")
         (norm(X, output_mean_var=True)[0], ["LayerNorm"]),
         (mx.sym.batch_dot(X, X, transpose_b=True), [BATCH_DOT]),
         (mx.sym.softmax(X), [SOFTMAX]),
+        (mx.sym.log_softmax(X), [LOG_SOFTMAX]),
         (mx.sym.softmax(X, axis=1), ["softmax"]),
         (mx.sym.softmax(X, temperature=2.0), ["softmax"]),
         (mx.sym.softmax(X, length=mx.sym.var("n"), use_length=True), ["softmax"]),

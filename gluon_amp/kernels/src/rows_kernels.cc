@@ -114,13 +114,33 @@ void softmax_grad(const float* grad, const float* result, float* out, RowsShape 
   }
 }
 
+void log_softmax(const float* x, float* out, RowsShape shape) {
+  const int64_t n = shape.columns;
+  for (int64_t row = 0; row < shape.rows; ++row, x += n, out += n) {
+    const float largest = largest_of(x, n);
+    const auto below = [=](auto v, int64_t i) { return v.load(x + i) - v.all(largest); };
+    const float log_sum = std::log(sum_of(n, [=](auto v, int64_t i) { return exp(below(v, i)); }));
+    each(0, n, [=](auto v, int64_t i) { (below(v, i) - v.all(log_sum)).store(out + i); });
+  }
+}
+
+void log_softmax_grad(const float* grad, const float* result, float* out, RowsShape shape) {
+  const int64_t n = shape.columns;
+  for (int64_t row = 0; row < shape.rows; ++row, grad += n, result += n, out += n) {
+    const float sum = sum_of(n, [=](auto v, int64_t i) { return v.load(grad + i); });
+    each(0, n, [=](auto v, int64_t i) {
+      (v.load(grad + i) - exp(v.load(result + i)) * v.all(sum)).store(out + i);
+    });
+  }
+}
+
 template <typename In, typename Out>
 constexpr LayerNormKernels kLayerNorm{layer_norm<In, Out>, layer_norm_grad<In, Out>};
 
 const RowsKernels rows_table = {{{kLayerNorm<float, float>, kLayerNorm<float, Bfloat>},
                                  {kLayerNorm<Bfloat, float>, kLayerNorm<Bfloat, Bfloat>}},
-                                softmax,
-                                softmax_grad};
+                                {softmax, softmax_grad},
+                                {log_softmax, log_softmax_grad}};
 
 }  // namespace
 

@@ -19,11 +19,15 @@ struct LayerNormKernels {
                    float* beta_grad, RowsShape, float eps);
 };
 
+// The result may be the memory of the first array.
+struct SoftmaxKernels {
+  void (*forward)(const float* x, float* out, RowsShape);
+  void (*backward)(const float* grad, const float* result, float* out, RowsShape);
+};
+
 struct RowsKernels {
   LayerNormKernels layer_norm[2][2];  // whether x, and whether the result is Bfloat
-  // The result may be the memory of the first array.
-  void (*softmax)(const float* x, float* out, RowsShape);
-  void (*softmax_grad)(const float* grad, const float* result, float* out, RowsShape);
+  SoftmaxKernels softmax, log_softmax;
 };
 
 }  // namespace gluon_amp

@@ -1,5 +1,5 @@
-// What sequence models use most beside dense layers: LayerNorm and softmax over the last axis, splits, and
-// batch_dot in float32.
+// What sequence models use most beside dense layers: LayerNorm, softmax and log_softmax over the last axis,
+// splits, and batch_dot in float32.
 //
 // MXNet computes the gradients of LayerNorm with several passes over temporary arrays, copies splits element
 // by element, and divides each of a batch's small products among the threads.
@@ -169,17 +169,30 @@ void by_rows(const Arrays& inputs, OpReqType req, const NDArray& output, Row row
   result.finish();
 }
 
+// softmax, or log_softmax: which of the two is a member of RowsKernels
+template <SoftmaxKernels RowsKernels::*which>
 void softmax(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
              const Arrays& outputs) {
   by_rows(inputs, req[0], outputs[0], [](const float* x, const float*, float* out, const RowsShape& shape) {
-    kernels().rows->softmax(x, out, shape);
+    (kernels().rows->*which).forward(x, out, shape);
   });
 }
 
 // inputs: the gradient of the result, and the result
+template <SoftmaxKernels RowsKernels::*which>
 void softmax_grad(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
                   const Arrays& outputs) {
-  by_rows(inputs, req[0], outputs[0], kernels().rows->softmax_grad);
+  by_rows(inputs, req[0], outputs[0], (kernels().rows->*which).backward);
+}
+
+template <SoftmaxKernels RowsKernels::*which>
+void register_softmax(const std::string& name) {
+  const auto with_result = [](const ObjectPtr& node, const Entries& grads) {
+    return Entries{grads[0], {node, 0, 0}};
+  };
+  add_with_gradient<mshadow::kFloat32, mshadow::kFloat32>(name, softmax<which>, softmax_grad<which>,
+                                                          with_result)
+      ->num_inputs = 2;
 }
 
 // ----------------------------------------------------------------------------------------- split
@@ -375,12 +388,8 @@ void register_sequences() {
   grad->num_inputs = 3;
   grad->num_outputs = 2;
 
-  const auto with_result = [](const ObjectPtr& node, const Entries& grads) {
-    return Entries{grads[0], {node, 0, 0}};
-  };
-  add_with_gradient<kFloat, kFloat>("_gluon_amp_softmax", sequences::softmax, sequences::softmax_grad,
-                                    with_result)
-      ->num_inputs = 2;
+  sequences::register_softmax<&RowsKernels::softmax>("_gluon_amp_softmax");
+  sequences::register_softmax<&RowsKernels::log_softmax>("_gluon_amp_log_softmax");
 
   op = add_op("_gluon_amp_split", sequences::split_parts, sequences::infer_split_shape, infer_one_dtype);
   op->num_inputs = 1;
