@@ -145,9 +145,9 @@ def run_families(options: argparse.Namespace, command: str) -> None:
     tables = families.tables(result)
     print(f"\n{tables}")
     if options.output:
-        # a page of its own where oneDNN may not use all that the CPU has
-        isa = about["variables"].get("DNNL_MAX_CPU_ISA", "").lower()
-        stem = f"families-{isa}" if isa else "families"
+        # a page for each kind of CPU
+        kind = report.cpu_kind(about).lower()
+        stem = "families" if kind == "avx512_bf16" else f"families-{kind}"
         parts = families.parts(result, f"{stem}.png")
         words = "benchmarks/families.md"
         pages.write(options.output / stem, words, parts, result, families.draw)

@@ -59,11 +59,13 @@ class Variant(NamedTuple):
 
 STOCK, FLOAT32, BFLOAT16, FLOAT16 = "float32", "float32, amp.Trainer", "bfloat16", "float16"
 CONTRIB, PEERS = "contrib.amp", ("PyTorch float32", "PyTorch bfloat16")
-OURS = (FLOAT32, BFLOAT16, FLOAT16)
+FUSED = "fused_float32"
+OURS = (FLOAT32, FUSED, BFLOAT16, FLOAT16)
 
 VARIANTS = (
     Variant(STOCK, "mxnet", "float32"),
     Variant(FLOAT32, "gluon_amp", "float32", infers=False),
+    Variant(FUSED, "gluon_amp", FUSED, infers=False),
     Variant(BFLOAT16, "gluon_amp", "bfloat16"),
     Variant(FLOAT16, "gluon_amp", "float16"),
     Variant(CONTRIB, "contrib.amp", "bfloat16"),
@@ -79,13 +81,15 @@ KINDS = {
     "image": "Inference, one image",
 }
 
-# What every family compares: the label, over (the fastest counts), under, whether larger is better
+# What every family compares: the label, over and under (of each the fastest counts), and whether
+# larger is better
 QUOTIENTS = (
-    ("stock float32 / bfloat16", (STOCK,), BFLOAT16, True),
-    ("float32 under amp.Trainer / bfloat16", (FLOAT32,), BFLOAT16, True),
-    ("contrib.amp / bfloat16", (CONTRIB,), BFLOAT16, True),
-    ("PyTorch's best / bfloat16", PEERS, BFLOAT16, True),
-    ("float16 / stock float32", (FLOAT16,), STOCK, False),
+    ("stock float32 / bfloat16", (STOCK,), (BFLOAT16,), True),
+    ("float32 under amp.Trainer / bfloat16", (FLOAT32,), (BFLOAT16,), True),
+    ("contrib.amp / bfloat16", (CONTRIB,), (BFLOAT16,), True),
+    ("PyTorch's best / bfloat16", PEERS, (BFLOAT16,), True),
+    ("PyTorch's best / our best policy", PEERS, OURS, True),
+    ("float16 / stock float32", (FLOAT16,), (STOCK,), False),
 )
 MEMORY = Family("resnet50_v1", pixels=224)
 
@@ -106,7 +110,8 @@ def families(
 
     Other sizes than the families' are the same for all networks, and for the single image.
     """
-    variants = [v for v in VARIANTS if v.dtype in dtypes and (peer or v.library != "pytorch")]
+    chosen = {*dtypes, FUSED} if "float32" in dtypes else {*dtypes}
+    variants = [v for v in VARIANTS if v.dtype in chosen and (peer or v.library != "pytorch")]
     listed = {family.network: family for family in FAMILIES}
     groups = []
     for network in networks:
@@ -166,12 +171,14 @@ class Results:
         found = filter(None, (self.find(network, kind, variant) for variant in variants))
         return min(found, key=lambda one: one["median_seconds"], default=None)
 
-    def quotients(self, kind: str, over: Sequence[str], under: str) -> Dict[str, List[float]]:
+    def quotients(
+        self, kind: str, over: Sequence[str], under: Sequence[str]
+    ) -> Dict[str, List[float]]:
         """Return a ratio in each round, of all networks that have it."""
         found = {}
         for network in self.networks:
             fastest = self.fastest(network, over, kind)
-            lower = self.find(network, kind, under)
+            lower = self.fastest(network, under, kind)
             if fastest and lower:
                 pairs = zip(fastest["seconds"], lower["seconds"])
                 found[network] = [a / b for a, b in pairs]
@@ -193,10 +200,14 @@ class Results:
                     worst = (min if larger else max)(medians, key=medians.get)
                     chosen[f"worst family ({worst})"] = found[worst]
                 for name, values in chosen.items():
-                    names = (f"{kind}: {text}, {name}", " or ".join(over), under)
+                    names = (f"{kind}: {text}, {name}", *map(_fastest_of, (over, under)))
                     ratio = Ratio(*names, larger_is_better=larger)
                     rows.append(report.measured_ratio(ratio, values))
         return rows
+
+
+def _fastest_of(names: Sequence[str]) -> str:
+    return "its fastest policy" if names == OURS else " or ".join(names)
 
 
 def geometric_means(ratios: Iterable[Sequence[float]]) -> List[float]:

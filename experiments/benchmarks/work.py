@@ -76,10 +76,12 @@ def train(case: Case) -> Callable[[], Any]:
 
         amp.init(target_dtype=case.dtype)
     net, options = network(case), (case.optimizer, SETTINGS[case.optimizer])
+    loss_fn = mx.gluon.loss.SoftmaxCrossEntropyLoss(axis=1 if case.network == "unet" else -1)
     if case.library == "gluon_amp":
         import gluon_amp
 
         gluon_amp.cast(net, case.dtype)
+        gluon_amp.cast(loss_fn, case.dtype)  # stays in float32, with faster operators
         scaling = {"loss_scale": case.loss_scale, "check_finite": case.check_finite}
         trainer = gluon_amp.Trainer(net.collect_params(), *options, **scaling)
     else:
@@ -88,7 +90,6 @@ def train(case: Case) -> Callable[[], Any]:
     if case.library == "contrib.amp":
         amp.init_trainer(trainer)
     images, labels = batch_of(case)
-    loss_fn = mx.gluon.loss.SoftmaxCrossEntropyLoss(axis=1 if case.network == "unet" else -1)
 
     def step() -> Any:
         with autograd.record():

@@ -90,8 +90,8 @@ def test_small_families_beside_a_peer(benchmark, tmp_path, peer, monkeypatch):
     assert status == 0, err
     result = json.loads((tmp_path / "families-avx2.json").read_text())
     assert {"avx512f", "amx_bf16"}.isdisjoint(result["machine"]["instructions"])
-    names = ("training, float32", "training, float32, amp.Trainer", "training, PyTorch float32")
-    names += ("inference, float32", "image, float32")
+    names = ("training, float32", "training, float32, amp.Trainer", "training, fused_float32")
+    names += ("training, PyTorch float32", "inference, float32", "image, float32")
     assert [one["label"] for one in result["cases"]] == [f"mobilenet0.25, {n}" for n in names]
     failed = "mobilenet0.25, image, PyTorch float32"
     assert result["left_out"][failed] == f"{failed}: no such network"
@@ -124,6 +124,7 @@ def test_a_network_that_is_built_here_is_trained(name, parameters):
     assert [case.label.partition(", ")[2] for case in cases] == [
         "training, float32",
         "training, float32, amp.Trainer",
+        "training, fused_float32",
         "training, PyTorch float32",
     ]
     assert {case.optimizer for case in cases} == {"adam"}

@@ -1,4 +1,4 @@
-"""LayerNorm, softmax, log_softmax, splits and batch_dot of the C++ library compute MXNet's numbers."""
+"""LayerNorm, softmax, log_softmax, splits and batch_dot of the C++ library equal MXNet's."""
 
 import numpy as np
 import pytest
