@@ -110,7 +110,7 @@ class _Writing:
         for i, node in enumerate(self.nodes):
             accumulates = node.get("attrs", {}).get(ACCUMULATE_ATTR)
             dense = node["op"] == "FullyConnected" and self.found.is_low((i, 0))
-            if dense and not accumulates and self.edges[i, 0] not in self.in_float32:
+            if dense and not accumulates and self.edges[i, 0] not in self.widened:
                 self._write_dense(i, node)
             elif (i, 0) not in self.images:
                 self._copy(i)
@@ -240,7 +240,7 @@ class _Writing:
         kept = ("num_hidden", "flatten")
         attrs.update({key: node["attrs"][key] for key in kept if key in node["attrs"]})
         source = self._plain_data(i, node)
-        result = self.out.emit(DENSE, node["name"], source, *parameters, **attrs)
+        result = self._emit((i, 0), DENSE, node["name"], source, *parameters, **attrs)
         self.plain[i, 0] = self._typed(result, self.edges[i, 0])
 
     def _write_pooling(self, i: int, node: dict) -> list:

@@ -390,6 +390,7 @@ COUNTS = [
     ("fork", POLICIES[-1], {blocked.FORK: 1}),
     # a float16 weight is widened by the operator that packs it, and never as a whole
     ("gate of matrix products", "float16", {blocked.DENSE: 2, "_gluon_amp_widen": 0}),
+    ("gate of matrix products", "fused_float32", {blocked.DENSE: 2}),
 ]
 
 
