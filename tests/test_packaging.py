@@ -1,5 +1,6 @@
 """setup.py, constraints.txt, the Makefile, and their messages on unsupported machines."""
 
+import inspect
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import gluon_amp as amp
 from experiments import matrix
 from experiments import pins as pin_check
 from tests import ROOT
+from tests.documents.test_docs import DOCUMENTED
 
 MXNET_WHEELS = {"cpu": "mxnet", "cu112": "mxnet-cu112", "cu117": "mxnet-cu117"}
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -41,6 +43,28 @@ def test_an_installation_has_the_whole_package_and_nothing_else(tmp_path):
 
 def files_in(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+def signatures(public):
+    """Yield the functions of a public name that gluon_amp defines, by their qualified names."""
+    if not inspect.isclass(public):
+        yield public
+        return
+    for cls in public.__mro__:
+        ours = vars(cls).items() if cls.__module__.startswith("gluon_amp") else ()
+        for name, member in ours:
+            function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            if inspect.isfunction(function) and (name == "__init__" or name[0] != "_"):
+                yield function
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_public_signature_is_annotated(name):
+    for function in signatures(DOCUMENTED[name]):
+        expected = {*inspect.signature(function).parameters, "return"} - {"self", "cls"}
+        if function.__name__ == "__init__":
+            expected.remove("return")
+        assert expected <= function.__annotations__.keys(), function
 
 
 # ------------------------------------------------------------------------------------ requirements
