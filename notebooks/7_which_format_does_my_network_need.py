@@ -104,7 +104,7 @@ def train(net, batches, loss_scale, rate=0.1, watched=True):
 
 # %%
 unscaled, losses = train(digits_network(), digits_batches(STEPS), loss_scale=None)
-unscaled.plot(folder / "unscaled.png", what_if="float16")
+unscaled.plot(folder / "unscaled.png", "float16", "digits without a loss scale")
 print(f"loss {losses[0]:.2f} at first, {np.mean(losses[-10:]):.2f} in the last steps")
 Image(folder / "unscaled.png")
 
@@ -154,7 +154,7 @@ assert alone["float16", "forward"][0] < 0.01 < alone["float16", "data_gradient"]
 # %%
 scaled, scaled_losses = train(digits_network(), digits_batches(STEPS), loss_scale=2.0**14)
 assert scaled_losses == losses
-scaled.plot(folder / "scaled.png", what_if="float16")
+scaled.plot(folder / "scaled.png", "float16", "digits with a loss scale of 2^14")
 Image(folder / "scaled.png")
 
 # %%
@@ -206,7 +206,7 @@ def language_model():
 
 
 model, _ = train(language_model(), text_batches(STEPS), loss_scale=None, rate=1.0)
-model.plot(folder / "model.png", what_if="float16")
+model.plot(folder / "model.png", "float16", "language model without a loss scale")
 Image(folder / "model.png")
 
 # %%
