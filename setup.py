@@ -69,13 +69,16 @@ EXTRAS = {
 CLASSIFIERS = [
     "Development Status :: 4 - Beta",
     "Environment :: Console",
+    # The extras cu112 and cu117 install. No release ran on a GPU: docs/gpu.md says what is known.
     "Environment :: GPU :: NVIDIA CUDA :: 11",
     "Intended Audience :: Developers",
     "Intended Audience :: Science/Research",
     "Operating System :: POSIX :: Linux",
     *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 13)),
+    "Programming Language :: C++",
     "Programming Language :: Python :: 3 :: Only",
     "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    "Typing :: Typed",
 ]
 
 
