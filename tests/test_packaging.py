@@ -86,23 +86,6 @@ def test_the_metadata_of_the_package():
             assert "nvidia-cudnn-cu11==8.9.6.50" in requirements
 
 
-@pytest.mark.parametrize("minor", range(8, 13))
-def test_every_requirement_is_pinned_once(minor):
-    metadata = pin_check.metadata()
-    required = set(map(name_of, metadata["install_requires"]))
-    for extra in ("cpu", "gluoncv", "data", "notebooks", "test"):
-        required |= set(map(name_of, metadata["extras_require"][extra]))
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = [line.partition(";") for line in lines if line and not line.startswith("#")]
-    names = [name_of(pin) for pin, _, marker in pins if not marker or holds(marker.strip(), minor)]
-    assert len(names) == len(set(names)) and required <= set(names)
-
-
-def holds(marker, minor):
-    operator, other = re.fullmatch(r'python_version (<|>=) "3\.(\d+)"', marker).groups()
-    return minor < int(other) if operator == "<" else minor >= int(other)
-
-
 @pytest.fixture
 def index(tmp_path, monkeypatch):
     """Return what adds an empty wheel to the package index that uv reads."""
