@@ -58,10 +58,11 @@ test-all: setup ## run all tests, those marked slow too (ARGS='-k name' appends 
 	$(if $(ARGS),,DNNL_MAX_CPU_ISA=AVX512_CORE $(PYTEST) -m cpu_kind)
 	$(if $(ARGS),,DNNL_MAX_CPU_ISA=AVX2 $(PYTEST) -m cpu_kind)
 
-lint: setup ## check style, private names, layers and the pins of constraints.txt
+lint: setup ## check style, types, private names, layers and the pins of constraints.txt
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/mypy
 	$(BIN)/python -m experiments.pins
 	$(BIN)/python -m pytest tests/test_house.py -k imports_a_private_name
 
@@ -128,5 +129,5 @@ docs: $(VENV)/.docs ## build the site of README, guide, notebooks and API, in do
 	$(BIN)/python -m mkdocs build --strict --site-dir $(abspath $(DOCS))
 
 clean: ## remove .venv and what the tools left behind
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis docs/_build
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis docs/_build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -61,6 +61,7 @@ EXTRAS = {
         "ruff>=0.17",
         "import-linter>=2.0",
         "grimp>=3.4",
+        "mypy>=1.14,<1.15",  # the last one for Python 3.8
         "uv>=0.4",  # resolves the pins of constraints.txt for each Python
     ],
 }
@@ -68,13 +69,16 @@ EXTRAS = {
 CLASSIFIERS = [
     "Development Status :: 4 - Beta",
     "Environment :: Console",
+    # The extras cu112 and cu117 install. No release ran on a GPU: docs/gpu.md says what is known.
     "Environment :: GPU :: NVIDIA CUDA :: 11",
     "Intended Audience :: Developers",
     "Intended Audience :: Science/Research",
     "Operating System :: POSIX :: Linux",
     *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 13)),
+    "Programming Language :: C++",
     "Programming Language :: Python :: 3 :: Only",
     "Topic :: Scientific/Engineering :: Artificial Intelligence",
+    "Typing :: Typed",
 ]
 
 
@@ -119,7 +123,7 @@ setup(
     packages=find_packages(include=["gluon_amp*"]),
     py_modules=["gluon_amp_console"],
     entry_points={"console_scripts": ["gluon-amp = gluon_amp_console:main"]},
-    package_data={"gluon_amp": ["**/*.cc", "**/*.h", "**/*.mplstyle"]},
+    package_data={"gluon_amp": ["**/*.cc", "**/*.h", "**/*.mplstyle", "py.typed"]},
     python_requires=">=3.8,<3.13",
     install_requires=["numpy>=1.21,<2", 'setuptools; python_version>="3.12"'],
     extras_require=EXTRAS,

@@ -22,7 +22,7 @@
 """
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, List
 
 from gluon_amp.base import startup
 
@@ -127,16 +127,18 @@ _WHEN_USED = {
 }
 
 
-def __getattr__(name: str):
-    if name == "symbolic":
-        return importlib.import_module("gluon_amp.symbolic")
-    if name in _WHEN_USED:
-        module = importlib.import_module(f"gluon_amp.{_WHEN_USED[name]}")
-        return globals().setdefault(name, getattr(module, name))
-    from gluon_amp.base import migration
+if not TYPE_CHECKING:  # otherwise a checker would accept every name
 
-    raise migration.unknown_name(name, __all__)
+    def __getattr__(name: str) -> Any:
+        if name == "symbolic":
+            return importlib.import_module("gluon_amp.symbolic")
+        if name in _WHEN_USED:
+            module = importlib.import_module(f"gluon_amp.{_WHEN_USED[name]}")
+            return globals().setdefault(name, getattr(module, name))
+        from gluon_amp.base import migration
+
+        raise migration.unknown_name(name, __all__)
 
 
-def __dir__():
+def __dir__() -> List[str]:
     return sorted({*globals(), *__all__})

@@ -453,8 +453,8 @@ for name, accuracy, images in (("ImageNet", 0.7618, 50_000), ("digits", 0.96, le
 #
 # ## Exercises
 #
-# 1. Set `WEIGHT` to 2^-20. Is the scale still needed? What does the histogram
-#    say, and what `amp.gradient_report`?
+# 1. Set `WEIGHT` to 2^-20. Is the scale still needed? What do the histogram and
+#    `amp.gradient_report` show?
 # 2. Train with the policy `bfloat16`, a weight of 2^-24 and no scale. Why does it
 #    work?
 # 3. At which learning rate do masters begin to matter?

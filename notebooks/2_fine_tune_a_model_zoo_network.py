@@ -113,8 +113,8 @@ assert twice == 0
 # %% [markdown]
 # ## What goes wrong with Caltech-101 and Caltech-256
 #
-# A label is the rank of a folder's name, so one folder more or less shifts
-# every label after it, and a network learns from wrong ones without complaint.
+# A label is the rank of a folder's name. One folder more or fewer shifts every
+# label after it, and a network learns from wrong labels without complaint.
 #
 # - Caltech-256 has 257 folders: the last, `257.clutter`, is everything else.
 #   A network with 256 outputs is always wrong on clutter, which is 5 % of the
@@ -402,8 +402,8 @@ assert agree >= 0.97 * len(before)
 #   than frozen features.
 # - float16 needs only `amp.cast(net, "float16")` and `amp.Trainer`, also with
 #   frozen features. In a short run, start the loss scale low.
-# - float16 is emulated here: the values are rounded as on a GPU, but the time
-#   says nothing about a GPU.
+# - float16 is emulated here: values are rounded as on a GPU, but the time is not
+#   indicative of GPU speed.
 # - The exported model is float32 and needs no gluon_amp.
 #
 # The same from the command line, with real data: `python scripts/fine_tune.py`,

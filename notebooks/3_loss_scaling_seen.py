@@ -203,9 +203,9 @@ print("overflow        ", "\n                 ".join(first.overflow))
 #
 # `amp.diagnose` replays one batch, leaves the network as it was, and names the
 # block, the direction, and the largest scale that would have fitted. Here is
-# the first batch, with the scale of 2^16 with which training started. The
-# gradients of weights overflow: Gluon adds them up over the 64 images of a
-# batch, and only the update divides by 64.
+# the first batch, at the initial scale of 2^16. The gradients of weights
+# overflow: Gluon sums them over the 64 images of a batch, and only the update
+# divides by 64.
 
 # %%
 fresh = amp.cast(network(), "float16")
@@ -474,9 +474,10 @@ assert verdicts[1] == verdicts[4] == "ok"
 #   inputs in a sensible range; bfloat16 has float32's range and needs neither.
 # - float16 is emulated here, with a GPU's overflows and underflows.
 #
-# More in [How it works](../docs/how_it_works.md), and symptoms with their cures
-# in the [table](../docs/troubleshooting.md). With more seeds, and tests of
-# equivalence: [docs/results/ablation.md](../docs/results/ablation.md).
+# [How it works](../docs/how_it_works.md) explains more, and
+# [troubleshooting](../docs/troubleshooting.md) lists symptoms with remedies.
+# [The ablation](../docs/results/ablation.md) repeats this with more seeds and
+# tests of equivalence.
 #
 # ## Exercises
 #

@@ -326,7 +326,8 @@ figure.tight_layout(rect=(0, 0.04, 1, 1))
 plt.show()
 
 # %% [markdown]
-# BatchNorm: parameters and statistics float32, input and output float16.
+# BatchNorm keeps parameters and statistics in float32, but reads and writes
+# float16.
 
 # %%
 was = {name: dtype for name, _, dtype, _ in before}

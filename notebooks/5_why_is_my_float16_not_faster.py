@@ -28,8 +28,8 @@
 # Speeds are relative to float32 under `amp.Trainer`; higher is better. This
 # baseline has the same optimizer as the other dtypes. Its update is faster than
 # that of stock float32, the main baseline of
-# [docs/benchmarks](../docs/benchmarks/families.md). So the speeds here are
-# lower than those there.
+# [docs/benchmarks](../docs/benchmarks/families.md), so the relative speeds here
+# are lower than those there.
 
 # %% tags=["parameters"] short={"BATCHES": [1, 8], "REPEATS": 1, "PIXELS": 32, "INPUTS": [0.4, 4]}
 SEED = 0
@@ -66,7 +66,7 @@ mx.random.seed(SEED)
 # %% [markdown]
 # ## Reason 1: the device has no fast kernels for it
 #
-# `python -m gluon_amp doctor` says which dtypes a machine can run, and how. In
+# `gluon-amp doctor` reports which dtypes a machine can run, and how. In
 # a program, `amp.doctor()` returns the same.
 
 # %%
@@ -84,9 +84,9 @@ if "bfloat16" not in DTYPES:
 assert {"float32", "float16"} <= set(DTYPES)
 
 # %% [markdown]
-# On a CPU float16 is *emulated*: its values are those of a GPU, but its time
-# says nothing about a GPU. The figures show it because many users first run it
-# on a CPU. A CPU with AVX512_BF16 or AMX computes natively in bfloat16.
+# On a CPU float16 is *emulated*: values are rounded as on a GPU, but the time is
+# not indicative of GPU speed. The figures show it because many users first run
+# it on a CPU. A CPU with AVX512_BF16 or AMX computes natively in bfloat16.
 #
 # ## Reason 2: products are too small a part of the step
 #
@@ -179,8 +179,8 @@ for kind in [*KINDS, OTHERS]:
 print(f"{'all':22}", *(f"{sum(profiles[dtype].values()):18.2f}" for dtype in DTYPES))
 
 # %% [markdown]
-# So the whole step gains less than its products. If products take the share *p*
-# of a float32 step and become *k* times as fast, the step becomes
+# The whole step gains less than its products. If products take the share *p* of
+# a float32 step and become *k* times as fast, the step becomes
 # 1 / (1 − *p* + *p*/*k*) times as fast (Amdahl's law), if all else stays the
 # same.
 
@@ -239,7 +239,8 @@ assert 0 < share < 1
 # The last lines explain the difference between the formula and the measurement.
 # bfloat16 adds casts. An operator that reads and writes bfloat16 moves half of
 # the bytes. An operator whose bfloat16 kernel is slower takes more time.
-# BatchNorm: parameters and statistics float32, input and output bfloat16 here.
+# BatchNorm keeps parameters and statistics in float32, but reads and writes
+# bfloat16.
 #
 # On a GPU `nsys` shows the same by kernel:
 # `python scripts/benchmark.py --profile` runs it, and marks the kernels that
@@ -509,11 +510,11 @@ for dtype in TRAINED:
 # Where the input is slower than the network, all dtypes train at about the same
 # speed, and the share of waiting is high. The published runs of
 # [DLPerf](https://github.com/Oneflow-Inc/DLPerf), with MXNet 1.6 and GluonCV,
-# show it too: the more GPUs share one machine's input, the smaller the gain,
+# show the same: the more GPUs share one machine's input, the smaller the gain,
 # from 2.17 times on one GPU to 1.14 on eight.
 #
 # The scripts report it. `scripts/train_imagenet.py` logs how much of an epoch
-# it "waited for data", and says what to do above 20 %. `--test-io` measures the
+# it "waited for data", and advises what to do above 20 %. `--test-io` measures the
 # input alone, and `--benchmark` the network alone. The lower of the two speeds
 # is the limit of training.
 #
@@ -529,10 +530,10 @@ for dtype in TRAINED:
 #
 # ## Summary
 #
-# - Run `amp.doctor()` first: emulated float16 is no measure of speed.
+# - Run `amp.doctor()` first: emulated float16 does not measure speed.
 # - A step gains less than its products: profile it.
-# - Channels, classes, units and batches in multiples of 8; `amp.check` names
-#   those that are not.
+# - Use multiples of 8 for channels, classes, units and batches; `amp.check`
+#   names those that are not.
 # - Use a batch that fills the device.
 # - With a slow input all dtypes are equally fast.
 #

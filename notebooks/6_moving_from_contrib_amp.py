@@ -16,7 +16,7 @@
 #
 # MXNet has mixed precision of its own in `mxnet.contrib.amp`. This notebook
 # shows four of its faults, and runs the same lines with gluon_amp. The
-# [migration table](../docs/guide/from_contrib_amp.md) says what to write
+# [migration table](../docs/guide/from_contrib_amp.md) lists what to write
 # in place of each function; `tests/test_migration_lines.py` runs each row.
 
 # %% tags=["parameters"] short={"STEPS": 1200}
@@ -178,7 +178,7 @@ assert report.applied
 #
 # Both scales halve after an overflow. `contrib.amp` uses the new scale one step
 # late: the next step still has the old scale, overflows as well, and halves it
-# again. So its scale is half of the one that fits. It also has no lower bound:
+# again. Its scale is then half of the one that fits. It also has no lower bound:
 # if gradients are never finite, it reaches 0.
 #
 # In the first figure, both get the same gradients, which grow in three stages.

@@ -14,17 +14,17 @@
 # %% [markdown]
 # # Which format does my network need?
 #
-# float16 has a small range, bfloat16 has few digits, and float8 has both.
-# `amp.watch` looks at a float32 training run. For each of these formats and
-# every layer, it measures the share of the values that would be 0, the share
-# that would overflow, and the error of the others. It does not change the
-# training. Here it looks at a network for handwritten digits and at a small
-# language model.
+# float16 has a small range, bfloat16 has low precision, and float8 has both
+# limits. `amp.watch` samples a float32 training run. For each of these formats
+# and every layer, it measures the share of values that would underflow to 0,
+# the share that would overflow, and the rounding error of the rest. It does not
+# change the training. Here it samples a network for handwritten digits and a
+# small language model.
 
 # %% tags=["parameters"] short={"STEPS": 40, "EVERY": 10, "FINAL": 60}
 SEED = 0
 STEPS = 240
-EVERY = 20  # steps between looks
+EVERY = 20  # steps between samples
 FINAL = 480  # of the trainings that test the answer
 BATCH = 64
 
@@ -104,16 +104,17 @@ def train(net, batches, loss_scale, rate=0.1, watched=True):
 
 # %%
 unscaled, losses = train(digits_network(), digits_batches(STEPS), loss_scale=None)
-unscaled.plot(folder / "unscaled.png", what_if="float16")
+unscaled.plot(folder / "unscaled.png", "float16", "digits without a loss scale")
 print(f"loss {losses[0]:.2f} at first, {np.mean(losses[-10:]):.2f} in the last steps")
 Image(folder / "unscaled.png")
 
 # %% [markdown]
-# Each row is a layer, each column is a look, and dark blue means that values
-# would be lost. Outputs fit float16. Gradients do not, and they become smaller
-# as the network learns. The table has all formats. It has the share in the
-# worst tensor, as a mean over the looks, and the median over the tensors of the
-# relative error. The map shows only the largest parameter of a layer.
+# Each row is a layer, and each column is a sampled step. The darker the blue,
+# the more values would become 0; the scale is logarithmic, so 1 % is visible.
+# Outputs fit into float16. Gradients do not, and they shrink as the network
+# learns. The map shows only the largest parameter of a layer. The table covers
+# all formats: the shares in the worst tensor, averaged over the samples, and the
+# median relative error.
 
 
 # %%
@@ -154,7 +155,7 @@ assert alone["float16", "forward"][0] < 0.01 < alone["float16", "data_gradient"]
 # %%
 scaled, scaled_losses = train(digits_network(), digits_batches(STEPS), loss_scale=2.0**14)
 assert scaled_losses == losses
-scaled.plot(folder / "scaled.png", what_if="float16")
+scaled.plot(folder / "scaled.png", "float16", "digits with a loss scale of 2^14")
 Image(folder / "scaled.png")
 
 # %%
@@ -169,13 +170,13 @@ assert 6 < ratio < 10  # three bits
 assert helped["float8_e5m2", "data_gradient"][0] < helped["float8_e4m3", "data_gradient"][0]
 
 # %% [markdown]
-# So here float16 needs the scale, and bfloat16 does not. But the error of
-# bfloat16 is about eight times as large, because it has three bits less. For
-# the formats of 8 bits, `watch` moves each tensor to the end of the range by a
-# power of two of its own, so the loss scale makes no difference. Even so, E4M3
-# loses gradients, because they spread over more powers of two than it has.
-# E5M2 loses fewer, at twice the error. So recipes for float8 compute in E4M3
-# and keep gradients in E5M2.
+# Here float16 needs the scale, and bfloat16 does not. But the error of bfloat16
+# is about eight times as large, because it has three fewer bits. For the 8-bit
+# formats, `watch` scales each tensor by its own power of two to the top of the
+# range, so the loss scale makes no difference. Even so, E4M3 loses gradients,
+# because they spread over more powers of two than it has. E5M2 loses fewer, at
+# twice the error. This is why float8 recipes compute in E4M3 and keep gradients
+# in E5M2.
 #
 # ## A language model
 #
@@ -206,7 +207,7 @@ def language_model():
 
 
 model, _ = train(language_model(), text_batches(STEPS), loss_scale=None, rate=1.0)
-model.plot(folder / "model.png", what_if="float16")
+model.plot(folder / "model.png", "float16", "language model without a loss scale")
 Image(folder / "model.png")
 
 # %%
@@ -215,7 +216,8 @@ assert max(underflow for underflow, _, _ in of_model.values()) < 0.01
 
 # %% [markdown]
 # This network needs no loss scale: each format keeps more than 99 % of the
-# values of every tensor. They differ in their errors only.
+# values of every tensor, averaged over the samples. The formats differ only in
+# their errors.
 #
 # ## The answer, tested
 #
@@ -243,11 +245,11 @@ for title, make, batches, rate in (
     print(f"{title:16}" + "".join(f"{loss:16.5f}" for loss in results))
 
 # %% [markdown]
-# Here float16 learns the digits without the scale too: gradients are lost late,
-# when the loss is small. So a dark map does not mean that training fails. One
-# seed shows no small differences; the tables in `docs/results` compare means
-# over several. The method is the same for any network: watch a training run
-# in float32, choose a format whose map stays white, and train in it.
+# Here float16 learns the digits even without the scale: gradients are lost late,
+# when the loss is small. A dark map does not mean that training fails. One seed
+# cannot show small differences; the tables in `docs/results` compare means over
+# several. The method is the same for any network: watch a training run in
+# float32, choose a format whose map stays pale, and train in it.
 
 # %%
 print("Python", platform.python_version())

@@ -1,5 +1,6 @@
 """setup.py, constraints.txt, the Makefile, and their messages on unsupported machines."""
 
+import inspect
 import re
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ import gluon_amp as amp
 from experiments import matrix
 from experiments import pins as pin_check
 from tests import ROOT
+from tests.documents.test_docs import DOCUMENTED
 
 MXNET_WHEELS = {"cpu": "mxnet", "cu112": "mxnet-cu112", "cu117": "mxnet-cu117"}
 needs_make = pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
@@ -43,6 +45,28 @@ def files_in(folder):
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+def signatures(public):
+    """Yield the functions of a public name that gluon_amp defines, by their qualified names."""
+    if not inspect.isclass(public):
+        yield public
+        return
+    for cls in public.__mro__:
+        ours = vars(cls).items() if cls.__module__.startswith("gluon_amp") else ()
+        for name, member in ours:
+            function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            if inspect.isfunction(function) and (name == "__init__" or name[0] != "_"):
+                yield function
+
+
+@pytest.mark.parametrize("name", DOCUMENTED)
+def test_every_public_signature_is_annotated(name):
+    for function in signatures(DOCUMENTED[name]):
+        expected = {*inspect.signature(function).parameters, "return"} - {"self", "cls"}
+        if function.__name__ == "__init__":
+            expected.remove("return")
+        assert expected <= function.__annotations__.keys(), function
+
+
 # ------------------------------------------------------------------------------------ requirements
 
 
@@ -60,23 +84,6 @@ def test_the_metadata_of_the_package():
         assert wheels == ({MXNET_WHEELS[extra]} if extra in MXNET_WHEELS else set())
         if extra in ("cu112", "cu117"):  # MXNet cannot load version 9
             assert "nvidia-cudnn-cu11==8.9.6.50" in requirements
-
-
-@pytest.mark.parametrize("minor", range(8, 13))
-def test_every_requirement_is_pinned_once(minor):
-    metadata = pin_check.metadata()
-    required = set(map(name_of, metadata["install_requires"]))
-    for extra in ("cpu", "gluoncv", "data", "notebooks", "test"):
-        required |= set(map(name_of, metadata["extras_require"][extra]))
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pins = [line.partition(";") for line in lines if line and not line.startswith("#")]
-    names = [name_of(pin) for pin, _, marker in pins if not marker or holds(marker.strip(), minor)]
-    assert len(names) == len(set(names)) and required <= set(names)
-
-
-def holds(marker, minor):
-    operator, other = re.fullmatch(r'python_version (<|>=) "3\.(\d+)"', marker).groups()
-    return minor < int(other) if operator == "<" else minor >= int(other)
 
 
 @pytest.fixture

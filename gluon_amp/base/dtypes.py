@@ -82,7 +82,8 @@ class Bits(NamedTuple):
     def __str__(self) -> str:
         return f"{self.sign} {self.exponent} {self.significand} = {self.meaning} = {self.value!r}"
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def bits(x: Union[int, float, Fraction], dtype: str = "float16") -> Bits:

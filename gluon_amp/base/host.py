@@ -14,17 +14,19 @@ import numpy as np
 
 from gluon_amp.base.mxnet_internals import LIB, check_call
 
+from mxnet import nd
+
 # Tests set it, to run on a CPU the operators that a GPU would run. The numbers are those of a CPU:
 # `multi_sum_sq`, for one, adds float16 squares in float16 there.
 _as_on_a_gpu = False
 
 
-def on_cpu(array) -> bool:
+def on_cpu(array: nd.NDArray) -> bool:
     """Return whether the array is in host memory, where the C++ kernels and numpy reach it."""
     return array.context.device_type.startswith("cpu") and not _as_on_a_gpu
 
 
-def wait_until_unused(array) -> None:
+def wait_until_unused(array: nd.NDArray) -> None:
     """Wait until no pending operator reads or writes the array.
 
     By then these operators have scheduled their reorders, for which `asnumpy` waits.
@@ -32,13 +34,13 @@ def wait_until_unused(array) -> None:
     check_call(LIB.MXNDArrayWaitToWrite(array.handle))
 
 
-def host_copy(array) -> np.ndarray:
+def host_copy(array: nd.NDArray) -> np.ndarray:
     """Return a copy of an NDArray as a numpy array, once the NDArray is unused."""
     wait_until_unused(array)
     return array.asnumpy()
 
 
-def host_view(array) -> np.ndarray:
+def host_view(array: nd.NDArray) -> np.ndarray:
     """Return a flat numpy view of a dense NDArray in host memory, once the NDArray is unused.
 
     The view keeps the NDArray alive. Write only to an array that no operator has used.

@@ -8,7 +8,7 @@ undoes it.
 import copy
 import logging
 import warnings
-from typing import Dict, Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -163,19 +163,19 @@ class Cast(Mixin):
             vars(self).update(self._amp.untraced())
         super()._clear_cached_op()
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         child = vars(self).get(name)
         if isinstance(child, Cast) and isinstance(value, Block) and value is not child:
             # Gluon requires a new child to be of the old one's class, so the old one is released
             release(child)
         super().__setattr__(name, value)
 
-    def forward(self, *args):
+    def forward(self, *args: Any) -> Any:
         if not is_tracing() and any(isinstance(x, mx.sym.Symbol) for x in arrays_in(args)):
             return compose(self, *args)
         return super().forward(*args)
 
-    def hybridize(self, active=True, *args, **kwargs):
+    def hybridize(self, active: bool = True, *args: Any, **kwargs: Any) -> None:
         self._amp.hybridized = bool(active)
         if active:
             super().hybridize(True, *args, **kwargs)
@@ -190,21 +190,28 @@ class Cast(Mixin):
         for child in self._children.values():
             child.hybridize(False)
 
-    def optimize_for(self, x, *args, backend=None, clear=False, **options):
+    def optimize_for(
+        self,
+        x: mx.nd.NDArray,
+        *args: Any,
+        backend: Optional[str] = None,
+        clear: bool = False,
+        **options: Any,
+    ) -> None:
         if not backend:
             raise ValueError("optimize_for() got no backend: name one, as in backend='MKLDNN'.")
         self.hybridize(True, backend=backend, clear=True, **options)  # one backend at a time
         self._get_graph(x, *args)
         self._build_cache(x, *args)
 
-    def cast(self, dtype):
+    def cast(self, dtype: Any) -> None:
         name = getattr(dtype, "__name__", dtype)
         raise RuntimeError(
             f"{name_of(self)} is cast by gluon_amp, and its own .cast({name!r}) would undo the "
             "pins: call amp.cast(net, policy) instead."
         )
 
-    def export(self, path, epoch=0, remove_amp_cast=True):
+    def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = True) -> Tuple[str, str]:
         binding = self._amp
         if not binding.select_to_export(self):
             if binding.untraceable:
@@ -221,18 +228,18 @@ class Cast(Mixin):
         finally:
             self._cached_graph = plain
 
-    def summary(self, *inputs):
+    def summary(self, *inputs: mx.nd.NDArray) -> None:
         plain = copy.deepcopy(self)
         release(plain)
         plain.hybridize(False)
         plain.summary(*(map_arrays(x, lambda a: a.astype("float32")) for x in inputs))
 
-    def reset_ctx(self, ctx):
+    def reset_ctx(self, ctx: Union[mx.Context, List[mx.Context]]) -> None:
         self._clear_cached_op()
         for param in self.collect_params().values():
             param.reset_ctx(ctx)
 
-    def __reduce_ex__(self, protocol):
+    def __reduce_ex__(self, protocol: int) -> tuple:
         # cached ops are handles into the C++ library, so a copy is traced again
         stock = object.__new__(stock_class(self))
         untraced = {**self._amp.untraced(), "_active": self._amp.hybridized}
@@ -244,7 +251,7 @@ class Cast(Mixin):
         copied = state, binding.path, binding.policy, binding.ends, binding.child_paths
         return _new_block, (make, args), copied
 
-    def __setstate__(self, copied):
+    def __setstate__(self, copied: tuple) -> None:
         state, *binding = copied
         if hasattr(stock_class(self), "__setstate__"):
             super().__setstate__(state)
@@ -267,7 +274,7 @@ def _in_own_memory(array: mx.nd.NDArray) -> mx.nd.NDArray:
 class CastContainer(Cast):
     """Mixed into the class of a cast container, whose slices are cast as its layers are."""
 
-    def __getitem__(self, key):
+    def __getitem__(self, key: Union[int, slice]) -> Block:
         found = super().__getitem__(key)
         is_new = isinstance(found, HybridBlock) and binding_of(found) is None
         if is_new and isinstance(key, slice):

@@ -9,7 +9,7 @@ _cast_classes = {}  # (mixin, class) -> subclass
 class Mixin:
     """Base class of the mixins."""
 
-    def __init_subclass__(cls):
+    def __init_subclass__(cls) -> None:
         """Skip the user's `__init_subclass__`, which may register subclasses."""
 
 

@@ -13,6 +13,7 @@ import contextlib
 import copy
 import sys
 import threading
+from typing import Any, Iterator, Tuple
 
 from gluon_amp import graph
 from gluon_amp.base.mxnet_internals import NumpySymbol, check_same_symbol_type, flatten, regroup
@@ -28,7 +29,7 @@ from mxnet.gluon import HybridBlock
 _state = threading.local()
 
 
-def compose(block: HybridBlock, *args):
+def compose(block: HybridBlock, *args: Any) -> Any:
     """Return the outputs of a cast block for symbols: one of its graphs, with these as inputs."""
     inputs, symbol = block._get_graph(*args)
     form = getattr(_state, "form", None)
@@ -101,7 +102,7 @@ class StockParent(Mixin):
         del self._amp_inputs
         self._clear_cached_op()
 
-    def export(self, path, epoch=0, remove_amp_cast=True):
+    def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = True) -> Tuple[str, str]:
         if remove_amp_cast or not self._cached_op:
             return super().export(path, epoch, remove_amp_cast)
         cls, running = type(self), vars(self)["_cached_graph"]
@@ -147,7 +148,7 @@ def _prepare_tracing_parent() -> bool:
 
 
 @contextlib.contextmanager
-def saving(form: str):
+def saving(form: str) -> Iterator[None]:
     _state.form = form
     try:
         yield

@@ -15,7 +15,7 @@ from mxnet.gluon import SymbolBlock
 _derivatives = weakref.WeakKeyDictionary()  # net -> {circumstances: its derivative, as a block}
 
 
-def input_gradient(net: HybridBlock, x: mx.nd.NDArray, *args) -> mx.nd.NDArray:
+def input_gradient(net: HybridBlock, x: mx.nd.NDArray, *args: mx.nd.NDArray) -> mx.nd.NDArray:
     """Return the gradient of the sum of a net's outputs by its first input, for gradient penalties.
 
     In place of `autograd.grad(net(x), [x], create_graph=True)[0]`, which MXNet 1.9.1 refuses for a

@@ -6,7 +6,7 @@ parameters (`save_parameters`, `export`, `ParameterDict.save`, ...) call its `_r
 """
 
 import contextlib
-from typing import FrozenSet, Iterable, List
+from typing import Any, FrozenSet, Iterable, Iterator, List, Optional, Union
 
 import numpy as np
 
@@ -29,14 +29,14 @@ class CastParameter(Mixin):
     """
 
     @property
-    def dtype(self):
+    def dtype(self) -> Any:
         return declared_dtype() or self._dtype
 
     @dtype.setter
-    def dtype(self, dtype):
+    def dtype(self, dtype: Any) -> None:
         self.cast(dtype)
 
-    def data(self, ctx=None):
+    def data(self, ctx: Optional[mx.Context] = None) -> mx.nd.NDArray:
         """Return the array on a device; in float32 for a block that is not cast."""
         data = super().data(ctx)
         # Gluon reads all parameters in each pass; to ask for a dtype costs more than to look here.
@@ -60,7 +60,7 @@ class CastParameter(Mixin):
         super()._load_init(data, ctx, True, "current")
         self._set_master(data)
 
-    def set_data(self, data):
+    def set_data(self, data: Union[mx.nd.NDArray, np.ndarray]) -> None:
         """Set the parameter and its masters to an array of NumPy or of MXNet."""
         if not isinstance(data, mx.nd.NDArray):
             data = mx.nd.array(data, dtype=data.dtype)
@@ -90,12 +90,12 @@ class CastParameter(Mixin):
         if data is not None:  # of `set_data`
             self._set_master(data)
 
-    def var(self):
+    def var(self) -> mx.sym.Symbol:
         """As `Parameter.var`, of the kind that MXNet is set to now: `mx.util.use_np` changes it."""
         self._var = of_user_kind(super().var())
         return self._var
 
-    def zero_grad(self):
+    def zero_grad(self) -> None:
         """As `Parameter.zero_grad`, which fails on gradients of `mx.np`."""
         set_to_zero(self._grad or ())
 
@@ -104,19 +104,19 @@ class CastParameter(Mixin):
         # `reset_ctx` and a deferred `set_data` pass float32 data, of either kind
         super()._init_impl(of_user_kind(data.astype(self.dtype, copy=False)), ctx_list)
 
-    def reset_ctx(self, ctx):
+    def reset_ctx(self, ctx: Union[mx.Context, List[mx.Context]]) -> None:
         """As `Parameter.reset_ctx`; the masters move too."""
         master = master_of(self)
         super().reset_ctx(ctx)
         for weight in () if master is None else self._data:
             hold(self, weight, master.as_nd_ndarray().copyto(weight.context))
 
-    def __reduce_ex__(self, protocol):
+    def __reduce_ex__(self, protocol: int) -> tuple:
         for array in self._data or ():
             wait_until_unused(array)
         return _new_parameter, (stock_class(self),), {**vars(self), "_trainer": None, "_var": None}
 
-    def __setstate__(self, state):
+    def __setstate__(self, state: dict) -> None:
         vars(self).update(state)
         if self._grad is not None:  # a copied array has no gradient attached
             autograd.mark_variables(self._data, self._grad, self.grad_req)
@@ -143,7 +143,7 @@ def unbind_parameter(param: Parameter) -> None:
 
 
 @contextlib.contextmanager
-def saved_as_stored(params: Iterable[Parameter]):
+def saved_as_stored(params: Iterable[Parameter]) -> Iterator[None]:
     """Within this context, parameters of a cast net are saved in their own dtypes."""
     bound = [(param, type(param)) for param in params if isinstance(param, CastParameter)]
     try:

@@ -8,11 +8,11 @@ keeps its parameters, and the snapshots are taken when a backward pass begins.
 
 import threading
 import weakref
-from typing import Iterable, List
+from typing import Iterable, List, Optional
 
 from gluon_amp.casting.snapshots import Snapshot, Snapshots, take
 
-from mxnet import autograd, gluon
+from mxnet import Context, autograd, gluon
 from mxnet.ndarray import NDArray
 
 
@@ -38,7 +38,7 @@ def is_statistic(parameter: gluon.Parameter) -> bool:
 class Statistic(gluon.Parameter):
     """A running statistic; a training pass that uses it is kept, so that it can be undone."""
 
-    def data(self, ctx=None):
+    def data(self, ctx: Optional[Context] = None) -> NDArray:
         """As `gluon.Parameter.data`."""
         data = super().data(ctx)
         if autograd.is_recording() and autograd.is_training():

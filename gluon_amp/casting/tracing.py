@@ -5,7 +5,7 @@ import re
 import sys
 import threading
 from types import MappingProxyType
-from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
@@ -16,10 +16,8 @@ from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
 from gluon_amp.casting.classes import stock_class
 
 import mxnet as mx
+from mxnet.gluon import Block, HybridBlock
 from mxnet.gluon.rnn.rnn_cell import RecurrentCell
-
-Block = mx.gluon.Block
-HybridBlock = mx.gluon.HybridBlock
 
 NUMPY = (mx.np.ndarray, NumpySymbol)
 
@@ -178,7 +176,7 @@ def traced(
     trace: Callable,
     called: Optional[List[Block]] = None,
     child_paths: Mapping[str, str] = MappingProxyType({}),
-):
+) -> Any:
     """Return what `trace()` returns, which calls the block on symbols.
 
     Each node has the path of its block as a label; `path` is that of `block` itself. The blocks

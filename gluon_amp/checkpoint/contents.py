@@ -11,6 +11,8 @@ from gluon_amp.files.schema import ANYTHING, COUNT, NAME, TEXT, Either, Mapping,
 from gluon_amp.policy import STRING_KEYS
 from gluon_amp.trainer import states
 
+from mxnet import gluon
+
 FILE = archive.Kind(
     "gluon_amp checkpoint",
     1,
@@ -97,7 +99,7 @@ def _average_of(name: str, key: str, parameters, arrays: archive.Arrays) -> np.n
     return average
 
 
-def parameters_of(net) -> dict:
+def parameters_of(net: gluon.Block) -> Dict[str, gluon.Parameter]:
     """Return parameters by their path in the net, which unlike their names is always the same."""
     params, seen = {}, set()
     for name, param in net._collect_params_with_prefix().items():
@@ -107,7 +109,7 @@ def parameters_of(net) -> dict:
     return params
 
 
-def trained_names(params, trainer) -> List[str]:
+def trained_names(params: Dict[str, gluon.Parameter], trainer: gluon.Trainer) -> List[str]:
     """Return the paths of the trainer's parameters, in the trainer's order."""
     names = {id(param): name for name, param in params.items()}
     outside = [param.name for param in trainer.parameters if id(param) not in names]
@@ -119,7 +121,7 @@ def trained_names(params, trainer) -> List[str]:
     return [names[id(param)] for param in trainer.parameters]
 
 
-def policies_of(net, path: str = "") -> Dict[str, dict]:
+def policies_of(net: gluon.Block, path: str = "") -> Dict[str, dict]:
     """Return the policies of the outermost cast blocks, by path."""
     binding = binding_of(net)
     if binding:

@@ -8,6 +8,7 @@ Each class replaces MXNet's class of the same name; all other handlers are MXNet
 
 import os
 import re
+from typing import Any, Sequence, Tuple
 
 from gluon_amp.base.messages import first_few
 from gluon_amp.casting.arguments import map_arrays
@@ -39,7 +40,9 @@ class BatchProcessor(stock.BatchProcessor):
     (2.0, [[256.0, 512.0]])
     """
 
-    def fit_batch(self, estimator, train_batch, batch_axis=0):
+    def fit_batch(
+        self, estimator: stock.Estimator, train_batch: Sequence[Any], batch_axis: int = 0
+    ) -> Tuple[list, list, list, list]:
         """Run the forward and the scaled backward pass of one batch, on all devices.
 
         Parameters
@@ -69,7 +72,9 @@ class BatchProcessor(stock.BatchProcessor):
         estimator.trainer.backward(loss)
         return (data, *map(_legacy, (label, pred, loss)))
 
-    def evaluate_batch(self, estimator, val_batch, batch_axis=0):
+    def evaluate_batch(
+        self, estimator: stock.Estimator, val_batch: Sequence[Any], batch_axis: int = 0
+    ) -> Tuple[list, list, list, list]:
         """Run the forward pass of one batch; arguments and results are those of `fit_batch`."""
         data, *results = super().evaluate_batch(estimator, val_batch, batch_axis)
         return (data, *map(_legacy, results))
@@ -106,11 +111,11 @@ class GradientUpdateHandler(stock.GradientUpdateHandler, stock.TrainBegin, stock
 
     current_epoch = 0
 
-    def train_begin(self, estimator, *args, **kwargs):
+    def train_begin(self, estimator: stock.Estimator, *args: Any, **kwargs: Any) -> None:
         """Count the epochs from 0."""
         self.current_epoch = 0
 
-    def batch_end(self, estimator, *args, **kwargs):
+    def batch_end(self, estimator: stock.Estimator, *args: Any, **kwargs: Any) -> None:
         """Make one step; the batch size is that of all losses together."""
         check_scaled(estimator.trainer, "GradientUpdateHandler")
         losses = kwargs["loss"]
@@ -126,7 +131,7 @@ class GradientUpdateHandler(stock.GradientUpdateHandler, stock.TrainBegin, stock
                 report.next_loss_scale,
             )
 
-    def epoch_end(self, estimator, *args, **kwargs):
+    def epoch_end(self, estimator: stock.Estimator, *args: Any, **kwargs: Any) -> None:
         """Log the scale, if there is one, and the number of skips since the trainer was built."""
         trainer = estimator.trainer
         if trainer.scaling:

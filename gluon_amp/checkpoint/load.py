@@ -2,7 +2,7 @@
 
 import logging
 import os
-from typing import Dict, List
+from typing import Any, Dict, List, Union
 
 import numpy as np
 
@@ -17,12 +17,14 @@ from gluon_amp.trainer import states
 from gluon_amp.trainer.ema import averages_of
 from gluon_amp.trainer.scaled_steps import check_scaled
 
-from mxnet import autograd, nd
+from mxnet import autograd, gluon, nd
 
 logger = logging.getLogger("gluon_amp")
 
 
-def load_checkpoint(path, net, trainer) -> dict:
+def load_checkpoint(
+    path: Union[str, "os.PathLike[str]"], net: gluon.Block, trainer: gluon.Trainer
+) -> Dict[str, Any]:
     """Restore a file of `save_checkpoint`; training then continues bit for bit as before.
 
     Everything is checked before anything is changed: after an error, net and trainer are as they
@@ -101,7 +103,7 @@ def load_checkpoint(path, net, trainer) -> dict:
     return saved.extra
 
 
-def read_extra(path) -> dict:
+def read_extra(path: Union[str, "os.PathLike[str]"]) -> Dict[str, Any]:
     """Return the `extra` of a checkpoint, after a check of the whole file."""
     return read(os.path.abspath(os.fspath(path))).extra
 

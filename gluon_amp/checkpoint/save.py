@@ -1,7 +1,7 @@
 """Saving a checkpoint, which holds the whole state of a training in one file."""
 
 import os
-from typing import Dict, Optional, Tuple
+from typing import Any, Dict, Optional, Tuple, Union
 
 import numpy as np
 
@@ -15,8 +15,16 @@ from gluon_amp.trainer.ema import averages_of
 from gluon_amp.trainer.loss_scale import whole_number
 from gluon_amp.trainer.scaled_steps import check_scaled
 
+from mxnet import gluon
 
-def save_checkpoint(path, net, trainer, keep: Optional[int] = None, **extra) -> str:
+
+def save_checkpoint(
+    path: Union[str, "os.PathLike[str]"],
+    net: gluon.Block,
+    trainer: gluon.Trainer,
+    keep: Optional[int] = None,
+    **extra: Any,
+) -> str:
     """Write the state of a net and its trainer to one file.
 
     A crash or a full disk leaves the earlier file as it was. Call the function between steps, as

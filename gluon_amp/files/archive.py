@@ -75,7 +75,7 @@ def read(kind: Kind, path: Union[str, "os.PathLike[str]"]) -> Tuple[dict, Arrays
     return decode(kind, data, path)
 
 
-def decode(kind: Kind, data: bytes, source) -> Tuple[dict, Arrays]:
+def decode(kind: Kind, data: bytes, source: object) -> Tuple[dict, Arrays]:
     """Return the header and the arrays of a file's bytes: see `read`."""
     if data[-DIGEST_LENGTH:] != _digest(data):
         raise ValueError(
@@ -99,7 +99,7 @@ def decode(kind: Kind, data: bytes, source) -> Tuple[dict, Arrays]:
         raise malformed(source, error) from None
 
 
-def malformed(source, error) -> ValueError:
+def malformed(source: object, error: object) -> ValueError:
     """Return the error for a file with a correct digest that gluon_amp did not write."""
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return ValueError(
@@ -188,7 +188,7 @@ def _array(content: bytes) -> np.ndarray:
 # --------------------------------------------------------------------------------- values as JSON
 
 
-def pack(value, arrays: Arrays, where: str, depth: int = 0) -> Any:
+def pack(value: Any, arrays: Arrays, where: str, depth: int = 0) -> Any:
     """Return a value as JSON can represent it, with its numpy arrays moved to `arrays`.
 
     It is made of numbers, strings, None, numpy arrays and scalars, lists, tuples and dicts; any
@@ -221,7 +221,7 @@ def pack(value, arrays: Arrays, where: str, depth: int = 0) -> Any:
     )
 
 
-def unpack(value, arrays: Arrays, depth: int = 0) -> Any:
+def unpack(value: Any, arrays: Arrays, depth: int = 0) -> Any:
     """Return the value that was passed to `pack`; one that it does not return is a `ValueError`."""
     if depth > MAX_DEPTH:
         raise ValueError(f"lists or dicts are more than {MAX_DEPTH} deep in each other")

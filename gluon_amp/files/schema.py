@@ -82,7 +82,7 @@ ARRAY = Leaf(
 ANYTHING = Leaf("anything", lambda v: True)
 
 
-def check(value, schema, where: str) -> None:
+def check(value: Any, schema: Any, where: str) -> None:
     """Raise `ValueError` unless a schema allows a value; the message calls the value `where`.
 
     It is about the first wrong part, without a full stop.
@@ -115,7 +115,7 @@ def check(value, schema, where: str) -> None:
             check(item, one, f"{where}[{k}]")
 
 
-def allows(schema, value) -> bool:
+def allows(schema: Any, value: Any) -> bool:
     """Return whether a schema allows a value."""
     try:
         check(value, schema, "")
@@ -124,7 +124,7 @@ def allows(schema, value) -> bool:
     return True
 
 
-def brief(value) -> str:
+def brief(value: object) -> str:
     """Return a description of any value in a few words on one line."""
     if isinstance(value, int) and value.bit_length() > 64:
         return "a number beyond 64 bits"

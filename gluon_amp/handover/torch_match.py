@@ -138,7 +138,9 @@ class Run(TorchFunctionMode):
 
     # ------------------------------------------------------------------ what a function reads
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: Optional[dict] = None
+    ) -> Any:
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in FUNCTIONS and func is getattr(torch.nn.functional, name, func):
@@ -210,7 +212,7 @@ class Run(TorchFunctionMode):
                 )
         return output
 
-    def attend(self, func, arguments: Dict[str, Any]) -> Any:
+    def attend(self, func: Callable, arguments: Dict[str, Any]) -> Any:
         """Run multi-head attention: three products of its inputs, and one of the result."""
         self.in_layers.update(id(x) for x in arguments.values() if self.knows(x))
         if self.layers is None:

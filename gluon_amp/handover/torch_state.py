@@ -3,7 +3,7 @@
 import copy
 import importlib
 import warnings
-from typing import Any, Dict, List, NamedTuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import numpy as np
 
@@ -14,6 +14,11 @@ from gluon_amp.casting.arguments import arrays_in, map_arrays
 from gluon_amp.handover.network import Edge, network_of
 from gluon_amp.handover.torch_uses import Layers, Source, layers_of
 from gluon_amp.policy import op_table
+
+import mxnet as mx
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Handover(NamedTuple):
@@ -31,7 +36,12 @@ class Handover(NamedTuple):
         return {name: tensor.numpy().copy() for name, tensor in self.module.state_dict().items()}
 
 
-def torch_state_dict(net, module, *inputs, module_inputs=None) -> Dict[str, np.ndarray]:
+def torch_state_dict(
+    net: Union[mx.gluon.HybridBlock, mx.mod.BaseModule],
+    module: "torch.nn.Module",
+    *inputs: mx.nd.NDArray,
+    module_inputs: Optional[Tuple["torch.Tensor", ...]] = None,
+) -> Dict[str, np.ndarray]:
     """Return a net's parameters as the state of a PyTorch module of the same architecture.
 
     The layers of both are matched as they run: each layer of the module gets the weights of the
@@ -91,7 +101,13 @@ def torch_state_dict(net, module, *inputs, module_inputs=None) -> Dict[str, np.n
     }
 
 
-def hand_over(net, module, inputs: tuple, module_inputs, function: str) -> Handover:
+def hand_over(
+    net: Union[mx.gluon.HybridBlock, mx.mod.BaseModule],
+    module: "torch.nn.Module",
+    inputs: Tuple[mx.nd.NDArray, ...],
+    module_inputs: Optional[Tuple["torch.Tensor", ...]],
+    function: str,
+) -> Handover:
     """Match a net and a module; set the norms of the module. Raise as `torch_state_dict` does."""
     torch = pytorch(function)
     from gluon_amp.handover import torch_match
@@ -143,7 +159,7 @@ def hand_over(net, module, inputs: tuple, module_inputs, function: str) -> Hando
     return Handover(layers, copied, [*run.loaded.values()], sources)
 
 
-def pytorch(function: str):
+def pytorch(function: str) -> Any:
     """Return the module torch, or raise `UsageError`."""
     try:
         return importlib.import_module("torch")

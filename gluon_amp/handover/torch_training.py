@@ -1,6 +1,6 @@
 """The state of a training for PyTorch: of the optimizer, and of the loss scale."""
 
-from typing import Any, Dict, List, NamedTuple, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
@@ -12,6 +12,9 @@ from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale, NoLossScal
 
 import mxnet as mx
 from mxnet import gluon
+
+if TYPE_CHECKING:
+    import torch
 
 # PyTorch's optimizer for each of ours
 COUNTERPARTS = {"SGD": "SGD", "NAG": "SGD", "Adam": "Adam", "AdamW": "AdamW"}
@@ -29,7 +32,12 @@ class Trained(NamedTuple):
 
 
 def torch_training_state(
-    trainer, net, module, optimizer, *inputs, module_inputs=None
+    trainer: gluon.Trainer,
+    net: gluon.HybridBlock,
+    module: "torch.nn.Module",
+    optimizer: "torch.optim.Optimizer",
+    *inputs: mx.nd.NDArray,
+    module_inputs: Optional[Tuple["torch.Tensor", ...]] = None,
 ) -> Dict[str, dict]:
     """Return the state of a training, so that PyTorch goes on where a trainer is.
 

@@ -13,9 +13,7 @@ from gluon_amp.policy.cast_pass import Node
 
 import mxnet as mx
 from mxnet import autograd
-
-Block = mx.gluon.Block
-HybridBlock = mx.gluon.HybridBlock
+from mxnet.gluon import Block, HybridBlock
 
 PYTHON = "(Python code)"  # in place of an operator
 OUTSIDE = "outside the cast: no HybridBlock has these parameters, and Python code uses them"

@@ -77,7 +77,7 @@ def operators(
     return found
 
 
-def is_known(shape) -> bool:
+def is_known(shape: Optional[Sequence[int]]) -> bool:
     """Return whether all dimensions of a shape are known."""
     return bool(shape) and min(shape) > 0
 

@@ -6,7 +6,7 @@ that the output receives in the backward pass.
 
 import contextlib
 import random
-from typing import Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -100,7 +100,7 @@ class Recorded:
         self.path, self.block, self.calls, self.graph_of = path, block, calls, graph_of
         self.forward = _OfClass(block)  # a cast may change the class
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments: Any) -> Any:
         result = self.forward(*arguments)
         outputs, structure = flatten(result, "output")
         if not autograd.is_recording() or not all(isinstance(x, nd.NDArray) for x in outputs):
@@ -116,7 +116,7 @@ class Recorded:
         self.calls.append(Call(self.path, self.block, inputs, outputs, probes, graph))
         return regroup(sums, structure)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple:
         return _OfClass, (self.block,)  # a copy of the block is not recorded
 
 

@@ -69,13 +69,13 @@ class Watch:
         self._end_recording()
         self._outputs.close()
 
-    def plot(self, path: Union[str, Path], what_if: Optional[str] = None) -> None:
+    def plot(self, path: Union[str, Path], what_if: Optional[str] = None, title: str = "") -> None:
         """Draw a heat map, layers by looks, with a panel for each direction.
 
         `path` has a suffix that matplotlib knows, such as .png or .svg. `what_if` is the format; by
-        default the first one that is watched. Raise `UsageError` if matplotlib is not installed,
-        there was no look yet, or the file cannot be written, and `ValueError` for a format that is
-        not watched.
+        default the first one that is watched. `title` says what was trained. Raise `UsageError` if
+        matplotlib is not installed, there was no look yet, or the file cannot be written, and
+        `ValueError` for a format that is not watched.
         """
         name = self._formats[0] if what_if is None else what_if
         if name not in self._formats:
@@ -83,7 +83,7 @@ class Watch:
                 f"plot() got what_if={name!r}, expected one of {', '.join(self._formats)}, which "
                 "are watched."
             )
-        heat_map.draw(self.rows, name, Path(path))
+        heat_map.draw(self.rows, name, Path(path), title)
 
     def _steps(self) -> int:
         """Return the number of steps so far, which a checkpoint keeps."""

@@ -12,7 +12,7 @@ import signal
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Dict, Iterable, List, Mapping, Optional
+from typing import Any, Dict, Iterable, List, Mapping, Optional
 
 from gluon_amp.base import hardware
 
@@ -114,7 +114,7 @@ def build(command: List[str], path: Path) -> None:
 # --------------------------------------------------------------------------------------- commands
 
 
-def run(command: List[str], **options) -> str:
+def run(command: List[str], **options: Any) -> str:
     """Run a command with the options of `run_all`, and return what it prints."""
     return run_all([command], **options)[0]
 

@@ -11,6 +11,7 @@ exception: `multi_precision` is True. The classes are also registered with MXNet
 
 import inspect
 import re
+from typing import Any
 
 from gluon_amp.base.messages import did_you_mean
 from gluon_amp.optimizer.adam import Adam, AdamW
@@ -34,7 +35,7 @@ for _name, _class in OPTIMIZERS.items():
     mx.optimizer.Optimizer.opt_registry[f"amp_{_name}"] = _class
 
 
-def create(optimizer, **params):
+def create(optimizer: str, **params: Any) -> mx.optimizer.Optimizer:
     """Return an optimizer by name.
 
     Parameters

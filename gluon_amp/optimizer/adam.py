@@ -1,6 +1,7 @@
 """Adam with L2 regularization, and AdamW with decoupled weight decay."""
 
 import math
+from typing import Any, Optional
 
 import numpy as np
 
@@ -57,13 +58,19 @@ class Adam(MasterOptimizer):
     decoupled = False
 
     def __init__(
-        self, learning_rate=0.001, beta1=0.9, beta2=0.999, epsilon=1e-8, lazy_update=True, **kwargs
-    ):
+        self,
+        learning_rate: Optional[float] = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        lazy_update: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.lazy_update = lazy_update
 
-    def syncs_master(self, weight) -> bool:
+    def syncs_master(self, weight: nd.NDArray) -> bool:
         return updates.supported([weight])
 
     def _update_dense(self, slots):
@@ -189,12 +196,12 @@ class AdamW(Adam):
 
     def __init__(
         self,
-        learning_rate=0.001,
-        beta1=0.9,
-        beta2=0.999,
-        epsilon=1e-8,
-        lazy_update=True,
-        wd=0.01,
-        **kwargs,
-    ):
+        learning_rate: Optional[float] = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-8,
+        lazy_update: bool = True,
+        wd: float = 0.01,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(learning_rate, beta1, beta2, epsilon, lazy_update, wd=wd, **kwargs)

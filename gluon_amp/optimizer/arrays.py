@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from contextlib import contextmanager
 from itertools import chain
-from typing import Callable, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Iterable, Iterator, List, Optional
 
 import numpy as np
 
@@ -35,7 +35,7 @@ _BITS = {
 }
 
 
-def flatten(arrays) -> Iterator[NDArray]:
+def flatten(arrays: Any) -> Iterator[NDArray]:
     """Yield all arrays in nested lists and tuples."""
     if isinstance(arrays, (list, tuple)):
         for item in arrays:
@@ -138,7 +138,9 @@ def mean(arrays: Iterable[NDArray]) -> float:
     return float(np.concatenate(values).mean()) if values else math.nan
 
 
-def add_scaled(arrays: List[NDArray], others: List[NDArray], factor: float, wd=0.0) -> None:
+def add_scaled(
+    arrays: List[NDArray], others: List[NDArray], factor: float, wd: float = 0.0
+) -> None:
     """Set dense arrays, in place, to ``(1 + factor * wd) * array + factor * other``.
 
     The arrays are at least float32 and as wide as the others. On a CPU one operator does it for

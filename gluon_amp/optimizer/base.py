@@ -6,7 +6,7 @@ its `_update_dense`, which receives all tensors of one device as a list of `Slot
 """
 
 import functools
-from typing import Iterator, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import Any, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
 
 import numpy as np
 
@@ -35,7 +35,7 @@ class ExactFloat(float):
     0.0000009536743164062
     """
 
-    def __str__(self):
+    def __str__(self) -> str:
         return _text(float(self))
 
     __repr__ = __str__
@@ -64,33 +64,33 @@ class Slot(NamedTuple):
     count: int  # the number of this update of the weight, from 1
 
     @property
-    def target(self):
+    def target(self) -> nd.NDArray:
         """The array that the update computes on: the master, or the weight if it has none."""
         return self.weight if self.master is None else self.master
 
     @property
-    def arrays(self):
+    def arrays(self) -> Tuple[nd.NDArray, ...]:
         """The array inputs of MXNet's update operators, in their order."""
         master = () if self.master is None else (self.master,)
         return (self.weight, self.grad, *self.state, *master)
 
     @property
-    def grad_like_target(self):
+    def grad_like_target(self) -> nd.NDArray:
         """The gradient in the target's dtype."""
         return self.grad.astype(self.target.dtype, copy=False)
 
-    def set_weight(self):
+    def set_weight(self) -> None:
         """Set the weight to its rounded master, after an update of `target`."""
         if self.master is not None:
             round_master(self.master, self.weight)
 
 
-def round_master(master, weight) -> None:
+def round_master(master: nd.NDArray, weight: nd.NDArray) -> None:
     """Set a float16 weight, in place, to its rounded master."""
     nd.cast(master.as_nd_ndarray(), dtype="float16", out=weight.as_nd_ndarray())
 
 
-def sync_master(weight, master) -> None:
+def sync_master(weight: nd.NDArray, master: nd.NDArray) -> None:
     """Set the elements of a master, in place, that do not round to the weight to the weight's."""
     weight, master = weight.as_nd_ndarray(), master.as_nd_ndarray()
     same = nd.cast(master, dtype="float16") == weight
@@ -125,7 +125,7 @@ class MasterOptimizer(mx.optimizer.Optimizer):
     # Whether a row_sparse gradient updates only its own rows, of the weight and of the state.
     lazy_update = False
 
-    def __init__(self, *, multi_precision=True, **kwargs):
+    def __init__(self, *, multi_precision: bool = True, **kwargs: Any) -> None:
         super().__init__(multi_precision=multi_precision, **kwargs)
         kernels.prepare()
         # MXNet's Updater splits its list at this length. We split by each operator's own limit.
@@ -133,7 +133,7 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         # MXNet's Updater refuses weights of `mx.np` if `npx.set_np()` does not hold here.
         self.allow_np_array = True
 
-    def create_state(self, index, weight):
+    def create_state(self, index: int, weight: nd.NDArray) -> Tuple[nd.NDArray, ...]:
         """Return `state_arrays` arrays of zeros, of the weight's shape, dtype, context and kind.
 
         Their storage type is the weight's if updates are lazy, and dense otherwise: MXNet's
@@ -145,7 +145,9 @@ class MasterOptimizer(mx.optimizer.Optimizer):
             of_kind(nd.zeros(weight.shape, **zeros), weight) for _ in range(self.state_arrays)
         )
 
-    def create_state_multi_precision(self, index, weight):
+    def create_state_multi_precision(
+        self, index: int, weight: nd.NDArray
+    ) -> Tuple[Optional[nd.NDArray], ...]:
         """Return `(master or None, state arrays...)` for a weight.
 
         Raise `ValueError` if the weight is float16 and `multi_precision` is False.
@@ -160,11 +162,11 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         master = dense(weight).astype("float32")
         return (master, *self.create_state(index, master))
 
-    def update(self, index, weight, grad, state):
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Update one weight, or a list of weights of one device and dtype."""
         self.update_multi_precision(index, weight, grad, state)
 
-    def update_multi_precision(self, index, weight, grad, state):
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """As `update`; a state is what `create_state_multi_precision` returns."""
         if not isinstance(index, (list, tuple)):
             index, weight, grad, state = [index], [weight], [grad], [state]
@@ -182,14 +184,14 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         for slot in slots_sparse:
             self._update_sparse(slot)
 
-    def syncs_master(self, weight) -> bool:
+    def syncs_master(self, weight: nd.NDArray) -> bool:
         """Return whether an update of this weight calls or contains `sync_master`.
 
         If not, the caller has to: see `gluon_amp.optimizer.masters`.
         """
         return False
 
-    def weight_writes(self, weight) -> int:
+    def weight_writes(self, weight: nd.NDArray) -> int:
         """Return how many operators of an update write this weight; others are a user's."""
         return 1
 
@@ -229,12 +231,12 @@ def _legacy(state):
     return None if state is None else state.as_nd_ndarray()
 
 
-def dense(array):
+def dense(array: nd.NDArray) -> nd.NDArray:
     """Return a dense array itself, and a sparse one converted."""
     return array if array.stype == "default" else array.tostype("default")
 
 
-def interleaved(slots):
+def interleaved(slots: List[Slot]) -> List[nd.NDArray]:
     """Return the array inputs of a multi-tensor operator: the first slot's, the second's, ..."""
     return [array for slot in slots for array in slot.arrays]
 

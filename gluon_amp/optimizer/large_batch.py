@@ -1,5 +1,7 @@
 """Optimizers for large batches, with a learning rate per layer: LARS and LAMB."""
 
+from typing import Any, Dict, Optional
+
 from gluon_amp.base.host import on_cpu
 from gluon_amp.base.mxnet_internals import internal_operators
 from gluon_amp.optimizer.base import (
@@ -63,8 +65,14 @@ class LARS(SGD):
     """
 
     def __init__(
-        self, momentum=0.0, lazy_update=True, eta=0.001, eps=0, momentum_correction=True, **kwargs
-    ):
+        self,
+        momentum: float = 0.0,
+        lazy_update: bool = True,
+        eta: float = 0.001,
+        eps: float = 0,
+        momentum_correction: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(momentum, lazy_update, nesterov=False, **kwargs)
         self.eta, self.eps = eta, eps
         self.momentum_correction = momentum_correction
@@ -72,7 +80,7 @@ class LARS(SGD):
         self.last_lr = self.cur_lr = None
         self._updated = set()
 
-    def set_wd_mult(self, args_wd_mult):
+    def set_wd_mult(self, args_wd_mult: Dict[Any, float]) -> None:
         """As in `mxnet.optimizer.LARS`, only names in `_weight` have a weight decay by default."""
         super().set_wd_mult({})
         for name in self.idx2name.values():
@@ -80,7 +88,7 @@ class LARS(SGD):
                 self.wd_mult.setdefault(name, 0.0)
         self.wd_mult.update(args_wd_mult)
 
-    def syncs_master(self, weight) -> bool:
+    def syncs_master(self, weight: nd.NDArray) -> bool:
         return False
 
     def _get_lrs(self, indices):
@@ -204,15 +212,15 @@ class LAMB(MasterOptimizer):
 
     def __init__(
         self,
-        learning_rate=0.001,
-        beta1=0.9,
-        beta2=0.999,
-        epsilon=1e-6,
-        lower_bound=None,
-        upper_bound=None,
-        bias_correction=True,
-        **kwargs,
-    ):
+        learning_rate: Optional[float] = 0.001,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        epsilon: float = 1e-6,
+        lower_bound: Optional[float] = None,
+        upper_bound: Optional[float] = None,
+        bias_correction: bool = True,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(learning_rate=learning_rate, **kwargs)
         self.beta1, self.beta2, self.epsilon = beta1, beta2, epsilon
         self.lower_bound, self.upper_bound = lower_bound, upper_bound

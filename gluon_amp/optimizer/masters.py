@@ -20,7 +20,8 @@ from gluon_amp.base.array_kinds import of_kind
 from gluon_amp.base.writes import version
 from gluon_amp.optimizer.base import MasterOptimizer, sync_master
 
-from mxnet import nd
+import mxnet as mx
+from mxnet import gluon, nd
 
 # The optimizers here whose namesakes in MXNet put the master second in a state.
 _MASTER_SECOND_IN_MXNET = ("SGD", "NAG", "LARS")
@@ -35,7 +36,7 @@ class _Place(NamedTuple):
 _places: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
 
 
-def keeps_master_second(optimizer, ndim: int) -> bool:
+def keeps_master_second(optimizer: mx.optimizer.Optimizer, ndim: int) -> bool:
     """Return whether MXNet's optimizer of this name puts the master second in its state."""
     if isinstance(optimizer, MasterOptimizer):
         return type(optimizer).__name__ in _MASTER_SECOND_IN_MXNET
@@ -45,7 +46,7 @@ def keeps_master_second(optimizer, ndim: int) -> bool:
         return False
 
 
-def check_optimizer(optimizer, dimensions: Iterable[int]) -> None:
+def check_optimizer(optimizer: mx.optimizer.Optimizer, dimensions: Iterable[int]) -> None:
     """Raise `ValueError` unless an optimizer keeps a master of float16 weights of these `ndim`."""
     if not isinstance(optimizer, MasterOptimizer):
         for ndim in dimensions:
@@ -92,7 +93,7 @@ def _equal_arrays(state, weight, place=()) -> Iterator[Tuple[int, ...]]:
         yield place
 
 
-def split(optimizer, weight, state) -> Tuple[Any, Any]:
+def split(optimizer: mx.optimizer.Optimizer, weight: nd.NDArray, state: Any) -> Tuple[Any, Any]:
     """Split an optimizer's state of a weight into (master or None, the rest)."""
     if isinstance(optimizer, MasterOptimizer):
         return state[0], tuple(state[1:])
@@ -105,7 +106,9 @@ def split(optimizer, weight, state) -> Tuple[Any, Any]:
     return master, _replaced(state, positions, None)
 
 
-def join(optimizer, weight, master, rest) -> Any:
+def join(
+    optimizer: mx.optimizer.Optimizer, weight: nd.NDArray, master: Optional[nd.NDArray], rest: Any
+) -> Any:
     """Return the state of which `split` returned the two parts."""
     if isinstance(optimizer, MasterOptimizer):
         return (master, *rest)
@@ -130,14 +133,14 @@ def _replaced(state, positions, item) -> Any:
     return type(state)(items)
 
 
-def widen(weight, master) -> None:
+def widen(weight: nd.NDArray, master: nd.NDArray) -> None:
     """Set a float32 weight, in place, to its master wherever both round to the same float16."""
     weight, master = weight.as_nd_ndarray(), master.as_nd_ndarray()
     same = nd.cast(master, dtype="float16") == nd.cast(weight, dtype="float16")
     nd.where(same.astype("float32"), master, weight, out=weight)
 
 
-def master_of(param) -> Optional[nd.NDArray]:
+def master_of(param: gluon.Parameter) -> Optional[nd.NDArray]:
     """Return the float32 master of a Gluon Parameter, in sync with its weight.
 
     It is the first device's array in the optimizer's state, for a Trainer of any class, or else
@@ -156,7 +159,7 @@ def master_of(param) -> Optional[nd.NDArray]:
     return None
 
 
-def held_masters(param) -> List[nd.NDArray]:
+def held_masters(param: gluon.Parameter) -> List[nd.NDArray]:
     """Return the list of masters that a parameter holds, one on each device; it can be changed.
 
     Copies of the parameter have copies. After an update they are in sync with the weights.
@@ -164,12 +167,12 @@ def held_masters(param) -> List[nd.NDArray]:
     return vars(param).setdefault("_amp_masters", [])
 
 
-def release(param) -> None:
+def release(param: gluon.Parameter) -> None:
     """Forget the masters that a parameter holds, as its values are new."""
     vars(param).pop("_amp_masters", None)
 
 
-def hold(param, weight: nd.NDArray, master: nd.NDArray) -> nd.NDArray:
+def hold(param: gluon.Parameter, weight: nd.NDArray, master: nd.NDArray) -> nd.NDArray:
     """Return the master that a parameter holds for its weight on one device.
 
     If there is none, the parameter holds this one from now on, with the bits of another device's.
@@ -184,7 +187,9 @@ def hold(param, weight: nd.NDArray, master: nd.NDArray) -> nd.NDArray:
     return own
 
 
-def adopt(param, weight, updater, index) -> Optional[nd.NDArray]:
+def adopt(
+    param: gluon.Parameter, weight: nd.NDArray, updater: mx.optimizer.Updater, index: int
+) -> Optional[nd.NDArray]:
     """Make the parameter's own master that of an Updater's state, and return it.
 
     A state that does not exist yet is created. The result is None without a master.
@@ -204,7 +209,7 @@ def adopt(param, weight, updater, index) -> Optional[nd.NDArray]:
     return own
 
 
-def set_master(param, values: nd.NDArray) -> None:
+def set_master(param: gluon.Parameter, values: nd.NDArray) -> None:
     """Set the masters of an initialized Gluon Parameter on all devices; values may be float64.
 
     Before the first update the optimizer has no state, so this function creates it. Without a

@@ -1,5 +1,7 @@
 """Stochastic gradient descent: SGD, with and without momentum, and NAG."""
 
+from typing import Any
+
 from gluon_amp.base.host import on_cpu
 from gluon_amp.kernels import updates
 from gluon_amp.optimizer.base import (
@@ -47,7 +49,14 @@ class SGD(MasterOptimizer):
     (1.0, 0.999878)
     """
 
-    def __init__(self, momentum=0.0, lazy_update=True, *, nesterov=False, **kwargs):
+    def __init__(
+        self,
+        momentum: float = 0.0,
+        lazy_update: bool = True,
+        *,
+        nesterov: bool = False,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         if momentum < 0 or (nesterov and momentum == 0):
             raise ValueError(
@@ -59,13 +68,13 @@ class SGD(MasterOptimizer):
         self.nesterov = nesterov
 
     @property
-    def state_arrays(self):
+    def state_arrays(self) -> int:
         return 1 if self.momentum else 0
 
-    def syncs_master(self, weight) -> bool:
+    def syncs_master(self, weight: nd.NDArray) -> bool:
         return not self.nesterov and updates.supported([weight])
 
-    def weight_writes(self, weight) -> int:
+    def weight_writes(self, weight: nd.NDArray) -> int:
         return 1 if not self.nesterov or on_cpu(weight) else 2  # see `_update_all_nesterov`
 
     def _update_dense(self, slots):
@@ -172,5 +181,5 @@ class NAG(SGD):
     (0.8125, 0.8125)
     """
 
-    def __init__(self, momentum=0.0, **kwargs):
+    def __init__(self, momentum: float = 0.0, **kwargs: Any) -> None:
         super().__init__(momentum, nesterov=momentum != 0, **kwargs)

@@ -1,27 +1,27 @@
 """The functions of `mxnet.contrib.amp` for any trainer, so that migrating is one import."""
 
 from contextlib import contextmanager
-from typing import Callable, Optional
+from typing import Callable, Iterator, Optional
 
 import numpy as np
 
 from gluon_amp.optimizer.arrays import flatten, multiply
 from gluon_amp.trainer import guards
 from gluon_amp.trainer.report import StepReport
-from gluon_amp.trainer.scaled_gradients import BY_DTYPE
+from gluon_amp.trainer.scaled_gradients import BY_DTYPE, Losses, LossScaleOption
 from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, OnStep, ScaledSteps, check_scaled
 
 from mxnet import gluon
 
 
 def init_trainer(
-    trainer,
-    loss_scale=BY_DTYPE,
-    max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
+    trainer: gluon.Trainer,
+    loss_scale: LossScaleOption = BY_DTYPE,
+    max_consecutive_skips: int = MAX_CONSECUTIVE_SKIPS,
     on_skip: Optional[Callable[[StepReport], None]] = None,
     check_finite: Optional[bool] = None,
     on_step: Optional[OnStep] = None,
-):
+) -> None:
     """Add the methods of `Trainer` to an existing trainer, MXNet's or Horovod's.
 
     The class of the instance becomes a subclass of its class, so an overridden reduction stays in
@@ -70,7 +70,7 @@ def init_trainer(
 
 
 @contextmanager
-def scale_loss(loss, trainer):
+def scale_loss(loss: Losses, trainer: gluon.Trainer) -> Iterator[Losses]:
     """Yield the loss times the scale, as contrib.amp does; prefer `Trainer.backward`.
 
     Use it inside `autograd.record()`, and call `autograd.backward` on the scaled loss. That call
@@ -106,7 +106,7 @@ def scale_loss(loss, trainer):
     yield scaled if isinstance(loss, (list, tuple)) else scaled[0]
 
 
-def unscale(trainer):
+def unscale(trainer: gluon.Trainer) -> None:
     """Divide the gradients by the scale in place, for code that reads or changes them.
 
     Prefer `Trainer.clip_global_norm`, which needs no pass over the gradients.

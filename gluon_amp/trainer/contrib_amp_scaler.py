@@ -31,17 +31,17 @@ class ContribAmpScaler:
         """The scale of the next backward pass."""
         return self._scale.scale
 
-    def has_overflow(self, params) -> bool:
+    def has_overflow(self, params: object) -> bool:
         """Return False: `gluon.Trainer` asks before an update, which comes after our own check."""
         return False
 
-    def __getattr__(self, name: str):
+    def __getattr__(self, name: str) -> float:
         if name not in _FIELDS:
             raise AttributeError(f"A LossScaler of contrib.amp has no {name!r}.")
         field, default = _FIELDS[name]
         return getattr(self._scale, field, default)
 
-    def __setattr__(self, name: str, value) -> None:
+    def __setattr__(self, name: str, value: float) -> None:
         if name not in _FIELDS:
             raise AttributeError(
                 f"{name!r} of a loss scale cannot be set: set one of {', '.join(_FIELDS)}."

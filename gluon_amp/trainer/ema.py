@@ -79,7 +79,7 @@ class EMA:
     [[0.875]]
     """
 
-    def __init__(self, net, trainer, decay: float = 0.9999):
+    def __init__(self, net: gluon.Block, trainer: gluon.Trainer, decay: float = 0.9999) -> None:
         if not isinstance(net, gluon.Block):
             raise TypeError(f"EMA() expects a gluon.Block as its net, received {net!r}.")
         if not (isinstance(decay, Real) and 0 < decay < 1 and 0 < np.float32(decay) < 1):
@@ -104,7 +104,7 @@ class EMA:
         return self._trainer
 
     @trainer.setter
-    def trainer(self, trainer) -> None:
+    def trainer(self, trainer: gluon.Trainer) -> None:
         check_scaled(trainer, "EMA")
         params = list(self._net.collect_params().values())
         if not params:

@@ -3,7 +3,7 @@
 import math
 import weakref
 from numbers import Real
-from typing import Iterable, List, Optional
+from typing import Iterable, List, Optional, Union
 
 import numpy as np
 
@@ -12,7 +12,9 @@ from mxnet import gluon
 from mxnet.ndarray import NDArray
 
 
-def check_kvstore(kvstore, update_on_kvstore: Optional[bool]) -> None:
+def check_kvstore(
+    kvstore: Union[str, mx.kvstore.KVStore, None], update_on_kvstore: Optional[bool]
+) -> None:
     """Raise `ValueError` if the kvstore would update, which happens before an overflow is seen."""
     if update_on_kvstore:
         raise ValueError(
@@ -100,7 +102,7 @@ def check_lbsgd(optimizer: mx.optimizer.Optimizer, has_scale: bool) -> None:
         )
 
 
-def positive(name: str, number) -> float:
+def positive(name: str, number: Union[float, NDArray]) -> float:
     """Return a number, or an array of one, as a float; raise `ValueError` unless it is above 0."""
     if isinstance(number, NDArray) and number.size == 1:
         number = number.asnumpy().item()
@@ -109,7 +111,7 @@ def positive(name: str, number) -> float:
     return float(number)
 
 
-def batch_size(number, rescale: float) -> float:
+def batch_size(number: Union[float, NDArray], rescale: float) -> float:
     """Return a batch size as a float; raise `ValueError` unless gradients can be divided by it.
 
     `rescale` is the optimizer's factor of the gradients, which a user can set.

@@ -9,7 +9,7 @@ A trainer reads ``scale`` before the backward pass and calls ``update(finite)`` 
 
 import math
 from numbers import Integral, Real
-from typing import Any, Optional, Tuple
+from typing import Any, Optional, Tuple, Union
 
 from gluon_amp.base.messages import scale_text
 
@@ -70,7 +70,7 @@ class LossScale:
     # Whether its gradients were finite, and the state before that was reported
     _outcome: Optional[Tuple[bool, dict]] = None
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, _power_of_two(name, value) if name == "scale" else value)
 
     def checked_scale(self) -> float:
@@ -102,7 +102,7 @@ class LossScale:
         """Whether no trainer has stepped on the last pass yet."""
         return self.last_pass is not None and self._outcome is None
 
-    def begin_pass(self, began) -> None:
+    def begin_pass(self, began: Any) -> None:
         """Set the last pass to one that begins now; called by trainers."""
         self.last_pass, self._outcome = began, None
 
@@ -138,7 +138,7 @@ class LossScale:
                 f"{received}: load what state_dict() of the same class returned."
             )
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.state_dict().items())
         return f"{type(self).__name__}({fields})"
 
@@ -258,6 +258,15 @@ class DynamicLossScale(LossScale):
     1024.0
     """
 
+    growth_factor: float
+    backoff_factor: float
+    growth_interval: int
+    min_scale: float
+    max_scale: float
+    hysteresis: int
+    finite_steps: int
+    overflows_left: int
+
     def __init__(
         self,
         init_scale: Optional[float] = None,
@@ -349,7 +358,9 @@ class DynamicLossScale(LossScale):
         vars(self).update(fields)
 
 
-def resolve(loss_scale, check_finite: Optional[bool] = None) -> LossScale:
+def resolve(
+    loss_scale: Union[float, str, LossScale, None], check_finite: Optional[bool] = None
+) -> LossScale:
     """Return the loss scale that a user's arguments stand for: see `Trainer`.
 
     An object is returned itself, so that several trainers can share it.
@@ -394,7 +405,7 @@ def _nearest(value: float) -> float:
     return min(max(2.0 ** round(math.log2(value)), SMALLEST), LARGEST)
 
 
-def whole_number(name: str, value, low: int, high: Optional[int] = None) -> int:
+def whole_number(name: str, value: object, low: int, high: Optional[int] = None) -> int:
     """Return an argument as an int, or raise `ValueError` if it is none inside these bounds."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if whole and low <= value and (high is None or value <= high):

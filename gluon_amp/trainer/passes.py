@@ -6,7 +6,7 @@ A `Pass` belongs to the loss scale: trainers that share a scale may step on the 
 
 import threading
 from dataclasses import dataclass, field, replace
-from typing import Iterable, Mapping, Optional, Tuple
+from typing import Any, Iterable, Mapping, Optional, Tuple
 
 from gluon_amp.base.writes import version
 from gluon_amp.casting import snapshots
@@ -92,7 +92,7 @@ class Passes:
     def extend(
         self,
         written: snapshots.Snapshots,
-        losses,
+        losses: Iterable[NDArray],
         fitting: Optional[float] = None,
         ended: bool = True,
         retried_at: Optional[float] = None,
@@ -149,7 +149,7 @@ class Gradients:
     # The versions of gradients, by their `id`, that `clip_global_norm` found to be finite.
     finite: Mapping[int, Optional[int]] = field(default_factory=dict)
 
-    def after(self, weights: Iterable[NDArray], **changes) -> "Gradients":
+    def after(self, weights: Iterable[NDArray], **changes: Any) -> "Gradients":
         """Return them after changes, and clear MXNet's marks of these weights."""
         fresh = {id(weight): weight for weight in clear_fresh(weights)}
         return replace(self, fresh={**self.fresh, **fresh}, **changes)

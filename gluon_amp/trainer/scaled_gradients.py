@@ -3,7 +3,19 @@
 import contextlib
 import logging
 import math
-from typing import Callable, Collection, Container, Iterator, List, Optional, Set, Tuple
+from typing import (
+    Any,
+    Callable,
+    Collection,
+    Container,
+    Iterator,
+    List,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 from gluon_amp.base.array_kinds import set_to_zero, zeros_like
 from gluon_amp.casting import snapshots, statistics
@@ -42,6 +54,11 @@ class _ByDtype:
 
 
 BY_DTYPE = _ByDtype()
+
+# What `Trainer` accepts: see there.
+LossScaleOption = Union[float, str, LossScale, _ByDtype, None]
+# A loss, or one for each device
+Losses = Union[nd.NDArray, Sequence[Any]]
 
 
 class ScaledGradients:
@@ -147,7 +164,13 @@ class ScaledGradients:
 
     # ------------------------------------------------------------------ backward passes
 
-    def backward(self, loss, retain_graph=False, train_mode=True, accumulate=False):
+    def backward(
+        self,
+        loss: Losses,
+        retain_graph: bool = False,
+        train_mode: bool = True,
+        accumulate: bool = False,
+    ) -> None:
         """Run the backward pass of one or several losses with scaled gradients.
 
         The scale enters as the head gradient, so the loss itself keeps its value and cannot
@@ -253,7 +276,9 @@ class ScaledGradients:
                 run(scale, retain_graph)
 
     @contextlib.contextmanager
-    def scaled_pass(self, losses=(), summed=()) -> Iterator[float]:
+    def scaled_pass(
+        self, losses: Sequence[nd.NDArray] = (), summed: Sequence[nd.NDArray] = ()
+    ) -> Iterator[float]:
         """Yield the scale for a backward pass, and record what the pass writes."""
         made = self._passes.begin(afresh=bool(summed))
         written = statistics.begin_backward(self.statistics)
@@ -263,11 +288,11 @@ class ScaledGradients:
     @contextlib.contextmanager
     def kept_pass(
         self,
-        losses,
+        losses: Sequence[nd.NDArray],
         run: Callable[[float], None],
-        retain_graph=False,
-        check_heads=False,
-        summed=(),
+        retain_graph: bool = False,
+        check_heads: bool = False,
+        summed: Sequence[nd.NDArray] = (),
     ) -> Iterator[float]:
         """Do the same for a pass that `run` repeats at a lower scale, if it overflows.
 
@@ -347,7 +372,7 @@ class ScaledGradients:
         )
         return lower
 
-    def begin_unended_pass(self, losses) -> float:
+    def begin_unended_pass(self, losses: Sequence[nd.NDArray]) -> float:
         """Return the scale for a backward pass whose end will not be known.
 
         A skip then restores all that was written to running statistics since.
@@ -422,11 +447,11 @@ class ScaledGradients:
             self._gradients = Gradients()
         return self._gradients
 
-    def mark_gradients(self, **changes) -> None:
+    def mark_gradients(self, **changes: Any) -> None:
         """Record what was done to the gradients, in fields of `Gradients`."""
         self._gradients = self._gradients.after((w for _, w in self._weights()), **changes)
 
-    def allreduce_grads(self):
+    def allreduce_grads(self) -> None:
         """Reduce the gradients over devices and workers; then call `update`, not `step`.
 
         The results are sums that carry the loss scale. `step` and `clip_global_norm`, whose results

@@ -24,7 +24,7 @@ from gluon_amp.trainer import guards, reduction
 from gluon_amp.trainer.loss_scale import GUESS
 from gluon_amp.trainer.passes import Pass, clear_fresh, mark_fresh
 from gluon_amp.trainer.report import StepReport
-from gluon_amp.trainer.scaled_gradients import ScaledGradients
+from gluon_amp.trainer.scaled_gradients import LossScaleOption, ScaledGradients
 
 from mxnet import gluon, nd
 
@@ -44,7 +44,7 @@ class ScaledSteps(ScaledGradients):
 
     def start_scaling(
         self,
-        loss_scale,
+        loss_scale: LossScaleOption,
         check_finite: Optional[bool],
         max_consecutive_skips: int,
         on_skip: Optional[Callable[[StepReport], None]],
@@ -68,7 +68,7 @@ class ScaledSteps(ScaledGradients):
 
     # ------------------------------------------------------------------ clipping
 
-    def clip_global_norm(self, max_norm, batch_size=1):
+    def clip_global_norm(self, max_norm: float, batch_size: float = 1) -> float:
         """Clip the gradients of the next step to a norm; call it between `backward` and `step`.
 
         The norm is that of the true gradients: over all parameters and dtypes, after the reduction
@@ -108,7 +108,7 @@ class ScaledSteps(ScaledGradients):
 
     # ------------------------------------------------------------------ the step
 
-    def step(self, batch_size, ignore_stale_grad=False):
+    def step(self, batch_size: float, ignore_stale_grad: bool = False) -> StepReport:
         """Reduce the gradients and make one update, or skip it if they are not all finite.
 
         A skipped step is undone: parameters, masters, optimizer state, update counters, the
@@ -147,7 +147,7 @@ class ScaledSteps(ScaledGradients):
         self._reduce_once()
         return self._finish_step(batch_size, ignore_stale_grad)
 
-    def update(self, batch_size, ignore_stale_grad=False):
+    def update(self, batch_size: float, ignore_stale_grad: bool = False) -> StepReport:
         """Make the update or the skip of `step` without a reduction; call `allreduce_grads` first.
 
         Parameters, return value and errors are those of `step`.
@@ -364,7 +364,7 @@ class ScaledSteps(ScaledGradients):
         syncs = getattr(self._optimizer, "syncs_master", lambda weight: False)
         return (entry for entry in self.masters() if not syncs(entry[1]))
 
-    def refresh_masters(self):
+    def refresh_masters(self) -> None:
         """Update the masters of weights that were written since the last step.
 
         Where a master rounds to the weight it keeps all its bits; elsewhere it is set to the
@@ -416,13 +416,13 @@ class ScaledSteps(ScaledGradients):
         self._writes.clear()
         self._end_passes()
 
-    def save_states(self, fname):
+    def save_states(self, fname: str) -> None:
         """Write `state_dict` to a file, which is either the old or the complete new one."""
         from gluon_amp.trainer import state_files
 
         state_files.write(fname, self.state_dict())
 
-    def load_states(self, fname):
+    def load_states(self, fname: str) -> None:
         """Restore the states from a file of `save_states`, with loss scale and counters.
 
         Files of stock MXNet's `gluon.Trainer` and `Module` are read too, if they are of the same
@@ -449,7 +449,7 @@ class ScaledSteps(ScaledGradients):
         self.load_state_dict(state_files.read(fname, self))
 
 
-def check_scaled(trainer, caller: str) -> None:
+def check_scaled(trainer: object, caller: str) -> None:
     """Raise `TypeError` for a trainer without the methods of `Trainer`."""
     if not isinstance(trainer, ScaledSteps):
         raise TypeError(

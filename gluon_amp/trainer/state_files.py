@@ -7,6 +7,8 @@ from gluon_amp.files import archive, atomic, pickles
 from gluon_amp.files.schema import ANYTHING, check
 from gluon_amp.trainer import states, stock_states
 
+from mxnet import gluon
+
 FILE = archive.Kind(
     states.FORMAT,
     states.VERSION,
@@ -16,14 +18,14 @@ FILE = archive.Kind(
 )
 
 
-def write(path, saved: dict) -> None:
+def write(path: str, saved: dict) -> None:
     """Write the result of `states.collect`; a crash leaves the old file or the complete new one."""
     arrays = {}
     header = {"trainer": archive.pack(saved, arrays, "trainer")}
     atomic.write(path, archive.encode(FILE, header, arrays))
 
 
-def read(path, trainer) -> dict:
+def read(path: str, trainer: gluon.Trainer) -> dict:
     """Return the states in a file, as from `states.collect`; `states.restore` checks if they fit.
 
     What a file of stock MXNet does not hold, such as the loss scale, is the trainer's own. Raise

@@ -6,6 +6,7 @@ any dtype.
 
 import copy
 import warnings
+from typing import Any, Callable, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -30,7 +31,8 @@ from gluon_amp.optimizer import masters
 from gluon_amp.trainer import schedules
 from gluon_amp.trainer.report import Skips
 
-from mxnet import nd
+import mxnet as mx
+from mxnet import gluon, nd
 
 FORMAT, VERSION = "gluon_amp trainer states", 1
 
@@ -63,7 +65,7 @@ PROGRESS = {"Nadam": ("m_schedule",), "LARS": ("last_lr", "cur_lr")}
 NOT_SETTINGS = {"rescale_grad", "aggregate_num", "allow_np_array", "num_update"}
 
 
-def collect(trainer) -> dict:
+def collect(trainer: gluon.Trainer) -> dict:
     """Return what a resumed run needs besides the parameters, as numbers and numpy arrays."""
     optimizer = trainer.optimizer
     states = {}
@@ -91,7 +93,7 @@ def collect(trainer) -> dict:
     }
 
 
-def restore(trainer, saved: dict) -> None:
+def restore(trainer: gluon.Trainer, saved: dict) -> None:
     """Restore what `collect` returned, for parameters of the same or of other dtypes.
 
     The loss scale is restored with its settings, and so is a learning rate scheduler of the saved
@@ -131,7 +133,12 @@ def restore(trainer, saved: dict) -> None:
     delayed_scaling.restore(trainer.parameters, saved.get("amax_histories", {}))
 
 
-def check_fit(trainer, saved: dict, source="The state", shapes=None) -> None:
+def check_fit(
+    trainer: gluon.Trainer,
+    saved: dict,
+    source: str = "The state",
+    shapes: Union[Sequence[Tuple[int, ...]], None] = None,
+) -> None:
     """Raise `ValueError` unless a trainer can continue from states of any origin.
 
     They have to be a result of `collect`, with the same optimizer class, kind of loss scale, shapes
@@ -211,7 +218,9 @@ def differences(saved: dict, own: dict) -> str:
     )
 
 
-def new_state(trainer, index, shape=None):
+def new_state(
+    trainer: gluon.Trainer, index: int, shape: Union[Tuple[int, ...], None] = None
+) -> Any:
     """Return a new state of the trainer's optimizer for one parameter, without the master."""
     optimizer, param = trainer.optimizer, trainer.parameters[index]
     weight = nd.zeros(param.shape if shape is None else shape, dtype=param.dtype)
@@ -219,7 +228,7 @@ def new_state(trainer, index, shape=None):
     return masters.split(optimizer, weight, state)[1]
 
 
-def layout(state, dtypes=True):
+def layout(state: Any, dtypes: bool = True) -> Any:
     """Return a state with each array replaced by its shape and dtype, to compare it."""
     if isinstance(state, (tuple, list)):
         return [layout(item, dtypes) for item in state]
@@ -255,12 +264,12 @@ def _schedule_fits(optimizer, saved: dict) -> bool:
     return optimizer.lr_scheduler is not None and saved.get("schedule", ("",))[0] == own
 
 
-def progress_fields(optimizer) -> tuple:
+def progress_fields(optimizer: mx.optimizer.Optimizer) -> Tuple[str, ...]:
     """Return the names of an optimizer's attributes that change during training."""
     return ("num_update", *PROGRESS.get(type(optimizer).__name__, ()))
 
 
-def class_name(instance) -> str:
+def class_name(instance: object) -> str:
     """Return the full name of an object's class."""
     return f"{type(instance).__module__}.{type(instance).__qualname__}"
 
@@ -280,7 +289,7 @@ def _settings(optimizer) -> dict:
     return settings
 
 
-def map_leaves(function, value):
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Return nested tuples and lists with a function applied to each leaf."""
     if isinstance(value, (list, tuple)):
         return type(value)(map_leaves(function, item) for item in value)

@@ -10,8 +10,10 @@ from gluon_amp.files.schema import PLAIN, allows
 from gluon_amp.optimizer import MasterOptimizer, masters
 from gluon_amp.trainer import states, stock_pickle
 
+from mxnet import gluon
 
-def convert(path, data: bytes, trainer) -> dict:
+
+def convert(path: str, data: bytes, trainer: gluon.Trainer) -> dict:
     """Convert the bytes of a file to what `states.collect` returns.
 
     What the file does not hold is the trainer's. Raise `ValueError`, with the path in the message,

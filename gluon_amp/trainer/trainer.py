@@ -1,14 +1,14 @@
 """The Trainer: a `gluon.Trainer` with a loss scale, and the order of its parameters."""
 
 import re
-from typing import Callable, List, Optional
+from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 
 from gluon_amp.base.messages import scale_text
 from gluon_amp.optimizer import create
 from gluon_amp.trainer import guards
 from gluon_amp.trainer.loss_scale import NoLossScale
 from gluon_amp.trainer.report import StepReport
-from gluon_amp.trainer.scaled_gradients import BY_DTYPE
+from gluon_amp.trainer.scaled_gradients import BY_DTYPE, LossScaleOption
 from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, OnStep, ScaledSteps
 
 import mxnet as mx
@@ -85,18 +85,18 @@ class Trainer(ScaledSteps, gluon.Trainer):
 
     def __init__(
         self,
-        params,
-        optimizer,
-        optimizer_params=None,
-        kvstore="device",
-        compression_params=None,
-        update_on_kvstore=None,
-        loss_scale=BY_DTYPE,
-        max_consecutive_skips=MAX_CONSECUTIVE_SKIPS,
+        params: Union[Mapping[str, gluon.Parameter], Sequence[gluon.Parameter]],
+        optimizer: Union[str, mx.optimizer.Optimizer],
+        optimizer_params: Optional[Dict[str, Any]] = None,
+        kvstore: Union[str, mx.kvstore.KVStore, None] = "device",
+        compression_params: Optional[Dict[str, Any]] = None,
+        update_on_kvstore: Optional[bool] = None,
+        loss_scale: LossScaleOption = BY_DTYPE,
+        max_consecutive_skips: int = MAX_CONSECUTIVE_SKIPS,
         on_skip: Optional[Callable[[StepReport], None]] = None,
         check_finite: Optional[bool] = None,
         on_step: Optional[OnStep] = None,
-    ):
+    ) -> None:
         guards.check_kvstore(kvstore, update_on_kvstore)
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             optimizer = create(optimizer, **(optimizer_params or {}))

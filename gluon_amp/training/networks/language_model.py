@@ -1,6 +1,6 @@
 """A character language model."""
 
-from typing import List
+from typing import Any, List
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -26,7 +26,7 @@ class LanguageModel(HybridBlock):
         shape = (self.layers, streams, self.hidden)
         return [nd.zeros(shape, ctx=device) for _ in range(2)]
 
-    def hybrid_forward(self, F, inputs, hidden, cell):
+    def hybrid_forward(self, F: Any, inputs: Any, hidden: Any, cell: Any) -> Any:
         """Return logits (streams, length, classes) of inputs (streams, length), and new states."""
         features, (hidden, cell) = self.lstm(self.embedding(inputs), [hidden, cell])
         return self.decoder(features), hidden, cell

@@ -11,7 +11,7 @@ import logging
 import math
 import sys
 from pathlib import Path
-from typing import Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 from gluon_amp.files.log_files import LogFiles, event_writer
 from gluon_amp.training.command_line import tqdm
@@ -159,7 +159,7 @@ class Records(LogFiles):
                         self.writer.add_scalar(f"{kind}/{name}", value, step)
 
 
-def bar(total: int, epoch: int, epochs: int, done: int = 0, unit: str = "images"):
+def bar(total: int, epoch: int, epochs: int, done: int = 0, unit: str = "images") -> Any:
     """Return a progress bar for one epoch; it is shown if standard error is a terminal."""
     return tqdm()(
         total=total,

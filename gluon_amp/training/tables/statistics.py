@@ -8,7 +8,7 @@ margin: Schuirmann, "A comparison of the two one-sided tests procedure and the p
 
 import statistics
 from dataclasses import dataclass
-from typing import Optional, Sequence
+from typing import Any, Optional, Sequence
 
 from gluon_amp.base.messages import UsageError, from_extra
 
@@ -61,7 +61,7 @@ class Comparison:
         return "different" if self.differs else "undecided"
 
 
-def statsmodels():
+def statsmodels() -> Any:
     """Return statsmodels' modules with tests of means and with the power of tests."""
     with from_extra("results", "statsmodels is not installed"):
         from statsmodels.stats import power, weightstats

@@ -14,11 +14,12 @@ import signal
 import subprocess
 import sys
 import threading
+from typing import Any, Dict
 
 PR_SET_PDEATHSIG = 1  # Linux, <sys/prctl.h>
 
 
-def before_the_command():
+def before_the_command() -> None:
     """Reset ignored signals to their defaults, and end this process if the supervisor is killed."""
     # A shell starts its background jobs with SIGINT ignored, and the command would inherit that.
     for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
@@ -27,13 +28,13 @@ def before_the_command():
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def end(process):
+def end(process: "subprocess.Popen[bytes]") -> None:
     """Kill all processes of the command's group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-def obey(process):
+def obey(process: "subprocess.Popen[bytes]") -> None:
     """Pass on signals until standard input ends; then end the command."""
     for line in sys.stdin:
         with contextlib.suppress(ProcessLookupError):
@@ -41,7 +42,7 @@ def obey(process):
     end(process)
 
 
-def main(task):
+def main(task: Dict[str, Any]) -> int:
     """Run the command of a `Task` and return its status, or 128 + N where signal N ended it."""
     env = dict(os.environ, **task["env"])
     # Otherwise each worker would start a thread on every core. This file cannot import gluon_amp.
