@@ -215,7 +215,7 @@ def test_the_pages_of_results_show_the_committed_values_and_no_others():
     known = [*figures, "(95 % interval)", "top-1 in %", f"{faster:.2f} times"]
     for document in ["README.md", *SHOWING]:
         assert unexplained(prose(document), known) == [], document
-    versions = ["a learning rate of 0.0001", "PyTorch 2.14"]
+    versions = ["a learning rate of 0.0001", "PyTorch 2.14", "2511.10909"]
     for document in SHOWING:
         assert unexplained(prose(document), [*figures, *versions], DECIMAL) == [], document
 
