@@ -85,20 +85,17 @@ input: setup ## time decoding and augmentation beside ImageRecordIter (a minute)
 results: setup ## train the digits in three dtypes over seeds, into results/digits (40 minutes)
 	$(BIN)/python scripts/results_table.py $(ARGS)
 
+# One thread for each run, as sums depend on the number of threads.
+ablation floor photographs wire: export OMP_NUM_THREADS = 1
 ablation: setup ## train without masters, scaling and pins, into results (5 minutes)
 	$(BIN)/python -m experiments.ablation --output results $(ARGS)
 
-# One thread for each run, as sums depend on the number of threads.
-floor: export OMP_NUM_THREADS = 1
 floor: setup ## compare float32 with itself disturbed and with each dtype, into results/floor (22 minutes)
 	$(BIN)/python -m experiments.floor_of_chance --parallel 2 $(ARGS)
 
-# One thread, as sums depend on the number of threads.
-photographs: export OMP_NUM_THREADS = 1
 photographs: setup ## cross-validate the fine-tuning of EfficientNet-Lite0, into results/photographs (half an hour)
 	$(BIN)/python -m experiments.photographs --output results/photographs $(ARGS)
 
-wire: export OMP_NUM_THREADS = 1
 wire: setup ## add gradients of many workers in 16 bits, and simulate 1,024, into results (10 minutes)
 	$(BIN)/python -m experiments.wire $(ARGS)
 

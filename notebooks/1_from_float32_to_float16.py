@@ -157,7 +157,7 @@ print(f"float32: {accuracy_of(net):.1f} %")
 # and scales the loss. A dynamic scale starts high. If the first gradients
 # overflow, the trainer repeats the pass at a lower scale.
 #
-# On a CPU float16 is emulated: every value is rounded as a GPU would round it.
+# On a CPU float16 is emulated: every result is rounded to float16.
 
 # %%
 net = network()

@@ -402,7 +402,7 @@ assert agree >= 0.97 * len(before)
 #   than frozen features.
 # - float16 needs only `amp.cast(net, "float16")` and `amp.Trainer`, also with
 #   frozen features. In a short run, start the loss scale low.
-# - float16 is emulated here: values are rounded as on a GPU, but the time is not
+# - float16 is emulated here: it has the roundings of float16, but its time is not
 #   indicative of GPU speed.
 # - The exported model is float32 and needs no gluon_amp.
 #

@@ -472,7 +472,7 @@ assert verdicts[1] == verdicts[4] == "ok"
 #   scales over tens of powers of two work.
 # - A scale moves gradients only. Activations beyond 65504 need a pin, or
 #   inputs in a sensible range; bfloat16 has float32's range and needs neither.
-# - float16 is emulated here, with a GPU's overflows and underflows.
+# - float16 is emulated here, with its overflows and underflows.
 #
 # [How it works](../docs/how_it_works.md) explains more, and
 # [troubleshooting](../docs/troubleshooting.md) lists symptoms with remedies.

@@ -84,7 +84,7 @@ if "bfloat16" not in DTYPES:
 assert {"float32", "float16"} <= set(DTYPES)
 
 # %% [markdown]
-# On a CPU float16 is *emulated*: values are rounded as on a GPU, but the time is
+# On a CPU float16 is *emulated*: it has the roundings of float16, but its time is
 # not indicative of GPU speed. The figures show it because many users first run
 # it on a CPU. A CPU with AVX512_BF16 or AMX computes natively in bfloat16.
 #

@@ -21,7 +21,7 @@ from gluon_amp.base.messages import UsageError
 from gluon_amp.training.command_line import Parser, path, positive_int, split_at_dashes, status_of
 from gluon_amp.training.runs.image_options import DATASETS
 from gluon_amp.training.runs.interruption import RunInterruptedError
-from gluon_amp.training.tables.record import SUMMARY, RunRecord, read, read_json
+from gluon_amp.training.tables.record import RunRecord, read
 from gluon_amp.training.tables.runs import Job, Runner, alone_in, interruptible
 
 WORDS = "results/floor/digits.md"
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str]) -> int:
         with interruptible(), alone_in(target) as lock:
             runner = Runner(options.parallel, lock)
             runner.train([job for of_seed in by_seed.values() for job in of_seed])
-            results = collect(by_seed, options.parallel)
+            results = collect(by_seed)
     except (RuntimeError, RunInterruptedError) as error:
         print(f"floor_of_chance: {error}", file=sys.stderr)
         return getattr(error, "status", 1)
@@ -63,7 +63,7 @@ def run(arguments: Sequence[str]) -> int:
     return 0
 
 
-def collect(by_seed: Dict[int, Sequence[Job]], parallel: int) -> Results:
+def collect(by_seed: Dict[int, Sequence[Job]]) -> Results:
     """Return the distances of all finished runs.
 
     A run that failed, such as one that diverged, is a `UsageError`.
@@ -87,7 +87,6 @@ def collect(by_seed: Dict[int, Sequence[Job]], parallel: int) -> Results:
         "hardware": record.hardware,
         "batch": first.configuration.batch,
         "epochs": len(record.errors),
-        "parallel": parallel,
         "about": machine(int(os.environ["OMP_NUM_THREADS"])),
         "margins": {quantity.name: quantity.margin for quantity in QUANTITIES},
         "seeds": [str(seed) for seed in by_seed],
@@ -107,7 +106,6 @@ def _finished(job: Job) -> RunRecord:
 def _scores(job: Job, trace: Dict) -> Dict[str, Any]:
     return {
         "top1": compare.top1(trace).tolist(),
-        "seconds": read_json(job.folder / SUMMARY)["train_seconds"],
         "skipped_steps": _finished(job).skipped,
     }
 

@@ -40,19 +40,14 @@ STYLES = {
 def parts(results: Results) -> pages.Parts:
     """Return the parts of the page."""
     rows, about, seeds = results["rows"], results["about"], results["seeds"]
-    trained = (results["reference"], *rows.values())
-    times = ", ".join(f"{row['label']} {_mean_of(row, 'seconds'):.0f} s" for row in trained)
-    threads = f"{about['threads']} thread{'s' if about['threads'] > 1 else ''}"
     return {
-        "title": f"# The floor of chance: {results['dataset']}",
+        "title": f"# The noise floor: {results['dataset']}",
         "setting": f"{results['model']} on {results['data']}, batch {results['batch']}, "
         f"{results['epochs']} epochs; seeds: {', '.join(seeds)}.",
         "bits": (SAME_BITS if results["identical"] else OTHER_BITS).format(seed=seeds[0]),
         "figure": f"![Distances from float32 by epoch]({results['dataset']}.png)",
         "verdicts": "\n".join(f"- {sentence(results, name)}" for name in rows if name != "floor"),
         **{quantity.name: table(results, quantity) for quantity in QUANTITIES},
-        "times": f"Training time of a run, with {results['parallel']} at a time and {threads} "
-        f"each: {times}.",
         "measured": f"{about['date']}, {results['hardware']}, {about['system']}, Python "
         f"{about['python']}, MXNet {about['mxnet']}, gluon_amp {about['gluon_amp']}, numpy "
         f"{about['numpy']}. Command: `{results['command']}`.",

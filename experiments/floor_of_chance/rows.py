@@ -27,9 +27,8 @@ REFERENCE = Row("float32", "float32", "float32", "own", FLOAT32)
 # Trained for the first seed only: it shows that nothing but the row's difference has an effect.
 CONTROL = Row("control", "float32, weights from a file", "float32", "copied", FLOAT32)
 FLOOR = Row("floor", "float32, disturbed by 1 ulp", "float32", "disturbed", FLOAT32)
-# A dynamic scale skips its first step, and float32 does not. A static one separates what float16's
-# rounding does from what the missing step does; 64 is low enough for the gradients of the digits
-# and of Fashion-MNIST.
+# A static scale separates what float16's rounding does from what the search for a scale does; 64 is
+# low enough for the gradients of the digits and of Fashion-MNIST.
 STATIC = ("--dtype", "float16", "--loss-scale", "64")
 DTYPES = (
     Row("float16", "float16", "float16", "own", ("--dtype", "float16")),

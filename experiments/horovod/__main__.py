@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from experiments import ROOT, environments, pages
 from experiments.horovod.launch import Ended, Kill, run
@@ -39,18 +39,7 @@ BOUND = 60.0  # seconds in which the job ends after a kill
 OF_THE_CLOCK = {"seconds", "train_seconds", "images_per_second", "waited_share", "peak_mebibytes"}
 
 
-class Result(NamedTuple):
-    """What a dtype's runs have shown."""
-
-    dtype: str
-    top1: float  # percent, of the network after the last epoch
-    steps: int
-    skipped: int
-    seconds: float  # of the run that was not killed, with the start of its processes
-    ends: List[float]  # seconds between a kill and the end of the job
-
-
-def train(python: Path, dtype: str, folder: Path) -> Result:
+def train(python: Path, dtype: str, folder: Path) -> None:
     """Train in a dtype, without and with kills; what the folder held is removed.
 
     If the runs do not show what they should, that is a `UsageError`.
@@ -70,7 +59,6 @@ def train(python: Path, dtype: str, folder: Path) -> Result:
     print(f"{dtype}: top-1 {summary['top1']:.2f} %, {whole.seconds:.0f} s", flush=True)
     check(summary["top1"] >= LEAST, f"top-1 is below {LEAST:g} %", whole)
     resume: List[str] = []
-    ends = []
     for kill in KILLS:
         lost = job("killed", *resume, kill=kill)
         check(lost.status > 0, "the killed job went on", lost)
@@ -78,14 +66,11 @@ def train(python: Path, dtype: str, folder: Path) -> Result:
         said = [line for line in lost.log if SENTENCE in line]
         check(len(said) == 1, "the other worker did not say what happened", lost)
         print(f"{dtype}: killed worker {kill.worker}; {lost.seconds:.1f} s later: {said[0]}")
-        ends.append(lost.seconds)
         resume = ["--resume", "auto"]
     resumed = job("killed", *resume)
     check(resumed.status == 0, "the resumed training failed", resumed)
     same = outcome(folder / "killed") == (digest, summary)
     check(same, "the resumed training has other bits", resumed)
-    counts = summary["steps"], summary["skipped_steps"]
-    return Result(dtype, summary["top1"], *counts, whole.seconds, ends)
 
 
 def check(holds: bool, sentence: str, ended: Ended) -> None:
@@ -109,35 +94,23 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     started = time.perf_counter()
     python = environments.of_horovod()
     print(f"Horovod is ready after {time.perf_counter() - started:.0f} s", flush=True)
-    results = [train(python, dtype, RUNS / dtype) for dtype in DTYPES]
+    for dtype in DTYPES:
+        train(python, dtype, RUNS / dtype)
     command = [str(python), "-m", "pytest", "-k", "horovod", *TESTS]
     if subprocess.run(command, cwd=ROOT).returncode:
         raise UsageError(f"a test of {' or '.join(TESTS)} failed.")
-    pages.write(pages.DOCS / "results" / "horovod", "results/horovod.md", parts(results))
+    pages.write(pages.DOCS / "results" / "horovod", "results/horovod.md", parts())
     return 0
 
 
-def parts(results: Sequence[Result]) -> pages.Parts:
+def parts() -> pages.Parts:
     """Return the parts of the page."""
     versions = environments.horovod_versions().items()
     names = [f"Python {environments.HOROVOD_PYTHON}", *(f"{name} {v}" for name, v in versions)]
-    rows = [
-        [
-            one.dtype,
-            f"{one.top1:.2f} %",
-            f"{one.steps}",
-            f"{one.skipped}",
-            f"{one.seconds:.0f} s",
-            " and ".join(f"{seconds:.1f} s" for seconds in one.ends),
-        ]
-        for one in results
-    ]
-    head = ["dtype", "top-1", "steps", "skipped", "training", "ended after a kill"]
     return {
         "versions": ", ".join(names),
         "machine": describe_cpu(),
         "date": datetime.date.today().isoformat(),
-        "runs": pages.table(head, rows),
     }
 
 

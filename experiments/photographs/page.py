@@ -123,7 +123,7 @@ def draw(values: pages.Values, path: Path) -> None:
     The forest plot has the intervals of the differences from float32, and the margins as bands.
     """
     results = restored(values)
-    figure = new_figure(10, 8)
+    figure = new_figure(12, 8)
     for (points, forest), metric in zip(figure.subplots(len(METRICS), 2, sharey="row"), METRICS):
         _draw_folds(points, results, metric)
         _draw_differences(forest, results, metric)

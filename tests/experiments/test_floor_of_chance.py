@@ -1,4 +1,4 @@
-"""The floor of chance: distances from literal outputs, verdicts, and short runs that repeat."""
+"""The noise floor: distances from literal outputs, verdicts, and short runs that repeat."""
 
 import json
 import math
@@ -65,7 +65,7 @@ def test_a_run_that_failed_and_a_refused_option_are_one_sentence(tmp_path, capsy
     run = {"configuration": about, "seed": 0, "hardware": "Xeon", "failure": "the loss became nan"}
     (job.folder / "run.json").write_text(json.dumps(run))
     with pytest.raises(UsageError, match="has no result: the loss became nan"):
-        command.collect({0: [job]}, 1)
+        command.collect({0: [job]})
     assert command.main(["--output", str(tmp_path / "new"), "--", "--num-epochs", "0"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("floor_of_chance: ") and error.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Jobs of two workers without Horovod, and the parts of the page."""
+"""Jobs of two workers without Horovod, and the versions on the page."""
 
 import signal
 import sys
@@ -40,7 +40,5 @@ def test_a_job_that(seconds, timeout, kill, status, tmp_path):
     assert ended.status == status and ended.seconds < 30 and ended.log[0].startswith("ready")
 
 
-def test_the_page_has_a_row_for_each_dtype():
-    page = command.parts([command.Result("float16", 98.5, 144, 1, 30.4, [0.51, 1.04])])
-    assert page["runs"].endswith("| float16 | 98.50 % | 144 | 1 | 30 s | 0.5 s and 1.0 s |")
-    assert page["versions"] == "Python 3.11, horovod 0.28.1, mxnet 1.9.1, numpy 1.23.5"
+def test_the_page_names_the_versions():
+    assert command.parts()["versions"] == "Python 3.11, horovod 0.28.1, mxnet 1.9.1, numpy 1.23.5"

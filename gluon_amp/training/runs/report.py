@@ -19,7 +19,7 @@ OBSERVED_NAMES = {
     "loss": "loss",
 }
 _EMULATED = {
-    "float16": "float16 is emulated on this CPU: same values as on a GPU, not its speed",
+    "float16": "float16 is emulated on this CPU: the roundings of float16, not a GPU's speed",
     "bfloat16": "bfloat16 is emulated on this CPU: same roundings as by oneDNN, not its speed",
 }
 

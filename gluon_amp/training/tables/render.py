@@ -137,14 +137,14 @@ def _heading(table: Table) -> List[str]:
     if studied:
         notes.append(
             f"{', '.join(studied)} {'are' if studied[1:] else 'is'} emulated *for study*: the "
-            "times say nothing of a device."
+            "times say nothing about a device."
         )
     if emulated:
         natively = f" {' and '.join(native)} run{'' if native[1:] else 's'} natively."
         notes.append(
-            f"{' and '.join(emulated)} {'are' if emulated[1:] else 'is'} *emulated* here: values "
-            "are rounded after every operator as on a GPU. The times are not a GPU's, so there is "
-            f"no speed-up.{natively if native else ''}"
+            f"{' and '.join(emulated)} {'are' if emulated[1:] else 'is'} *emulated* here: the "
+            "result of every operator is rounded to the format. The sums and the times are not "
+            f"those of a GPU, so there is no speed-up.{natively if native else ''}"
         )
     seconds = [run.seconds for run in table.runs if run.failure is None]
     if table.source == "measured" and None not in seconds:

@@ -57,7 +57,7 @@ class Comparison:
         if self.equivalent is None:
             return "not tested"
         if self.equivalent:
-            return "equivalent, though different" if self.differs else "equivalent"
+            return "significant, but within the margin" if self.differs else "equivalent"
         return "different" if self.differs else "undecided"
 
 

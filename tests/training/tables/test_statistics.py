@@ -59,7 +59,7 @@ def test_nvidias_ninety_epochs_differ_and_are_yet_within_the_margin():
     assert result.high == pytest.approx(-0.163 + 2.149 * 0.04586, abs=1e-4)
     # by hand: (0.3 - 0.163) / 0.04586 = 2.987, one-sided with df = 13.73
     assert result.p_tost == pytest.approx(0.0050, abs=1e-4)
-    assert str(result) == "equivalent, though different"
+    assert str(result) == "significant, but within the margin"
     assert str(compare(*nvidia(90), margin=0.1)) == "different"
     assert str(compare([98.0] * 8, sample(98.0, 0.3, 8), 0.5)) == "equivalent"
 
