@@ -158,6 +158,28 @@ def test_a_batch_axis_for_each_input(tmp_path):
     ]
 
 
+def test_inputs_have_the_order_of_the_call_and_one_that_is_not_read_is_left_out(tmp_path):
+    class Backwards(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, spare, x, y, z):
+            return F.slice_like(F.tile(z, (3, 1)), y, axes=(0,)) + F.zeros_like(y) + x
+
+    inputs = [nd.random.normal(shape=(2, 3)) for _ in range(4)]
+    report = amp.export_onnx(Backwards(), tmp_path / "net.onnx", *inputs)
+    session = onnxruntime.InferenceSession(str(tmp_path / "net.onnx"))
+    assert [one.name for one in session.get_inputs()] == list(report.inputs) == ["data1", "data3"]
+    np.testing.assert_array_equal(
+        run(tmp_path / "net.onnx", inputs[1], inputs[3])[0], (inputs[1] + inputs[3]).asnumpy()
+    )
+
+
+def test_a_file_holds_each_weight_once(tmp_path):
+    """A dense layer on the last axis reads its transposed weight."""
+    net = nn.Dense(300, in_units=200, flatten=False)
+    net.initialize()
+    report = amp.export_onnx(net, tmp_path / "net.onnx", nd.ones((2, 3, 200)))
+    assert 240_000 < report.size < 245_000
+
+
 def test_an_output_that_is_an_input_or_a_constant_or_comes_twice(tmp_path):
     class Odd(mx.gluon.HybridBlock):
         def __init__(self):
