@@ -4,7 +4,7 @@ The graph is that of inference, without casts. MXNet runs it on the CPU, and wha
 to compute the same.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -28,8 +28,10 @@ from mxnet import autograd, gluon
 # A tensor of a graph: its node and which output of it
 Edge = Tuple[int, int]
 
-
 RESHAPES = ("Reshape", "_np_reshape", "_npx_reshape", "_npi_reshape")
+REGIONS = ("ROIPooling", "_contrib_ROIAlign")  # have rows of an image's number and corners second
+# Positions of the inputs that are indices, lengths, conditions or regions
+INDICES = {**op_table.UNCAST, **dict.fromkeys(REGIONS, (1,)), "one_hot": (0,)}
 
 
 class Network(NamedTuple):
@@ -61,9 +63,12 @@ class Network(NamedTuple):
         read = {tuple(entry[:2]) for node in self.nodes for entry in node["inputs"]}
         return sorted(read | {*self.outputs})
 
-    def indices(self) -> Set[str]:
-        """Return the inputs that are integers, or are read as indices, lengths or conditions."""
-        found = {name for name, value in self.inputs.items() if value.dtype.kind != "f"}
+    def indices(self) -> Dict[str, bool]:
+        """Return the inputs that are integers, or are read as indices, lengths or conditions.
+
+        The value is whether an input's rows are regions, whose numbers belong together.
+        """
+        found = {name: False for name, value in self.inputs.items() if value.dtype.kind != "f"}
         origins: Dict[int, str] = {}
         for i, node in enumerate(self.nodes):
             if node["name"] in self.inputs and node["op"] == "null":
@@ -72,8 +77,8 @@ class Network(NamedTuple):
                 name, op = origins.get(source), node["op"]
                 if name and op in (*op_table.MOVES, *graph.CASTS):
                     origins[i] = name
-                elif name and (op == "one_hot" or position in op_table.UNCAST.get(op, ())):
-                    found.add(name)
+                elif name and position in INDICES.get(op, ()):
+                    found[name] = op in REGIONS
         return found
 
     def shapes(self, inputs: Dict[str, np.ndarray]) -> Dict[Edge, Tuple[int, ...]]:

@@ -135,7 +135,7 @@ def test_a_batch_that_the_graph_fixes_is_named_and_can_be_kept(tmp_path):
 
 def test_a_net_that_runs_only_without_a_graph_is_refused(tmp_path):
     net = nn.HybridLambda(lambda F, x: x * F.sum(x, axis=1, keepdims=True))  # broadcasts arrays
-    with pytest.raises(UsageError, match="as a graph the net does not accept .* hybridize it"):
+    with pytest.raises(UsageError, match="as a graph the net does not accept .* run hybridized"):
         amp.export_onnx(net, tmp_path / "net.onnx", nd.ones((2, 3)))
 
 
@@ -150,6 +150,8 @@ def test_a_batch_axis_for_each_input(tmp_path):
         amp.export_onnx(Scaled(), path, *inputs)
     with pytest.raises(UsageError, match="got 2 axes of the batch, expected one for each of the 3"):
         amp.export_onnx(Scaled(), path, *inputs, batch_axis=(0, 1))
+    with pytest.raises(TypeError, match="got batch_axis='0', expected an axis, None or"):
+        amp.export_onnx(Scaled(), path, *inputs, batch_axis="0")
     with pytest.raises(UsageError, match="has no axis 2 for the batch"):
         amp.export_onnx(Scaled(), path, *inputs, batch_axis=(0, None, 2))
     report = amp.export_onnx(Scaled(), path, *inputs, batch_axis=(0, None, 1))
@@ -196,6 +198,19 @@ def test_an_output_that_is_an_input_or_a_constant_or_comes_twice(tmp_path):
     amp.export_onnx(net, tmp_path / "net.onnx", x)
     for found, expected in zip(run(tmp_path / "net.onnx", x), net(x)):
         np.testing.assert_array_equal(found, expected.asnumpy())
+
+
+def test_random_regions_are_regions(tmp_path):
+    """Their first number is that of an image: others end onnxruntime's run."""
+
+    class Regions(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x, regions):
+            options = {"pooled_size": (2, 2), "spatial_scale": 1}
+            return F.contrib.ROIAlign(x, regions, **options), F.ROIPooling(x, regions, **options)
+
+    inputs = images(1), nd.array([[0, 0, 0, 5, 5], [0, 1, 2, 6, 7]])
+    report = amp.export_onnx(Regions(), tmp_path / "net.onnx", *inputs, batch_axis=None)
+    assert {row.inputs for row in report.rows} == {"given", "random"}
 
 
 class Ranked(nn.HybridBlock):
@@ -272,6 +287,26 @@ def test_metadata_is_in_the_file(tmp_path):
     assert found == {"dtype": "float32", "producer": "gluon_amp", "classes": '["cat", "Käfer"]'}
 
 
+@pytest.mark.parametrize("metadata", [{"classes": 10}, {1: "a"}, ["a"]])
+def test_metadata_other_than_text_is_refused(metadata, tmp_path):
+    with pytest.raises(TypeError, match="expected metadata of names and texts: use json.dumps"):
+        amp.export_onnx(small(), tmp_path / "net.onnx", images(), metadata=metadata)
+
+
+@pytest.mark.parametrize("where", ["parameter", "result"])
+def test_a_net_without_numbers_is_no_proof(where, tmp_path):
+    """NaN equals NaN, so that any file would agree."""
+    net, x = small(), images()
+    net(x)
+    if where == "parameter":
+        net[4].bias.set_data(nd.full(3, np.nan))
+    else:
+        net.add(nn.HybridLambda(lambda F, x: F.log(-F.exp(x))))
+    with pytest.raises(UsageError, match="output of the net has no finite value"):
+        amp.export_onnx(net, tmp_path / "net.onnx", x)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_report_is_a_table_of_80_columns(tmp_path):
     report = amp.export_onnx(small(), tmp_path / "net.onnx", images(), policy="float16")
     first, *lines = str(report).splitlines()
@@ -308,7 +343,7 @@ def test_a_path_that_cannot_be_written_is_refused_before_any_work(tmp_path, monk
     with pytest.raises(FileNotFoundError, match="There is no folder .*: create it"):
         amp.export_onnx(small(), tmp_path / "missing" / "net.onnx", images())
     with pytest.raises(PermissionError, match="cannot be written"):
-        amp.export_onnx(small(), tmp_path, images())
+        amp.export_onnx(small(), bytes(tmp_path), images())
 
 
 @pytest.mark.parametrize("name", ["onnx", "onnxruntime"])

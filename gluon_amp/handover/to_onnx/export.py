@@ -134,8 +134,14 @@ def export_onnx(
     >>> max(row.largest for row in report.rows if row.against == 'float32 net') < 1e-6
     True
     """
-    path = os.path.abspath(os.fspath(path))
+    path = os.path.abspath(os.fsdecode(path))
     _check_folder(path)
+    if not isinstance(metadata, Mapping) or not all(
+        isinstance(text, str) for pair in metadata.items() for text in pair
+    ):
+        raise TypeError(
+            f"export_onnx() got {metadata!r}, expected metadata of names and texts: use json.dumps."
+        )
     packages()
     policy = _checked_policy(policy)
     float32 = network_of(net, inputs, "export_onnx")
@@ -196,6 +202,11 @@ def _batch_axes(
         if batch_axis is None or isinstance(batch_axis, int)
         else list(batch_axis)
     )
+    if not all(axis is None or isinstance(axis, int) for axis in axes):
+        raise TypeError(
+            f"export_onnx() got batch_axis={batch_axis!r}, expected an axis, None or one of these "
+            "for each input."
+        )
     if len(axes) != len(names):
         raise UsageError(
             f"export_onnx() got {len(axes)} axes of the batch, expected one for each of the "
@@ -221,8 +232,8 @@ def _batch_axes(
         network.shapes(network.inputs)
     except UsageError as error:
         raise UsageError(
-            f"export_onnx(): as a graph the net does not accept these inputs ({error}): hybridize "
-            "it, and make it run."
+            f"export_onnx(): as a graph the net does not accept these inputs ({error}): pass a "
+            "batch as in training, and make the net run hybridized."
         ) from None
     if sizes:
         size = next(iter(sizes.values()))

@@ -54,8 +54,10 @@ def compare(
         sizes = [inputs[n].shape[axis] for n, axis in batch_axes.items() if axis is not None]
         about = (sizes[0] if sizes else None, kind)
         allowed = effect_of_rounding(network, inputs, dtype=dtype)
-        against = CAST if network.cast else FLOAT32
-        own = [*_rows(about, against, found, network.run(inputs), allowed)]
+        against, expected = CAST if network.cast else FLOAT32, network.run(inputs)
+        if kind == "given":
+            _refuse_without_numbers(expected)
+        own = [*_rows(about, against, found, expected, allowed)]
         decided = max(levels_of(network)) > 0 and any(map(_proves_little, own))
         if decided:
             parts = compared(network, translated, inputs, dtype)
@@ -68,6 +70,15 @@ def compare(
         for other, outputs in others if kind == "given" else ():
             rows += _rows(about, other, found, outputs)
     return rows
+
+
+def _refuse_without_numbers(outputs: Sequence[np.ndarray]) -> None:
+    for name, value in zip(output_names(len(outputs)), outputs):
+        if value.size and not np.isfinite(value).any():
+            raise UsageError(
+                f"export_onnx(): {name} of the net has no finite value, so nothing can be compared:"
+                " pass an input and parameters without NaN; nothing was written."
+            )
 
 
 def _is_wrong(row: Row) -> bool:
@@ -99,14 +110,14 @@ def _trials(
     random = np.random.RandomState(0)
     for size in sizes:
         sized = inputs if size is None else with_batch(inputs, batch_axes, size)
-        yield "random", {n: _like(v, n in indices, random) for n, v in sized.items()}
+        yield "random", {n: _like(v, indices.get(n), random) for n, v in sized.items()}
 
 
-def _like(value: np.ndarray, indices: bool, random: np.random.RandomState) -> np.ndarray:
+def _like(value: np.ndarray, regions: Optional[bool], random: np.random.RandomState) -> np.ndarray:
     """Return random values of the same mean and deviation; of indices, the given ones mixed."""
-    if indices:
-        return random.permutation(value.ravel()).reshape(value.shape)
-    return random.normal(value.mean(), value.std() or 1, value.shape).astype(value.dtype)
+    if regions is None:
+        return random.normal(value.mean(), value.std() or 1, value.shape).astype(value.dtype)
+    return random.permutation(value if regions else value.ravel()).reshape(value.shape)
 
 
 def _rows(
