@@ -6,7 +6,14 @@ import numpy as np
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.handover.network import Edge, Network
-from gluon_amp.handover.rounding import distance, effect_of_rounding, largest, mean_distance
+from gluon_amp.handover.rounding import (
+    distance,
+    effect_of_rounding,
+    largest,
+    like,
+    mean_distance,
+    refuse_without_numbers,
+)
 from gluon_amp.handover.to_onnx.model import Session, encode, output_names
 from gluon_amp.handover.to_onnx.parts import Part, compared, last_before_decisions, levels_of
 from gluon_amp.handover.to_onnx.translate import Translated, with_batch
@@ -56,7 +63,7 @@ def compare(
         allowed = effect_of_rounding(network, inputs, dtype=dtype)
         against, expected = CAST if network.cast else FLOAT32, network.run(inputs)
         if kind == "given":
-            _refuse_without_numbers(expected)
+            refuse_without_numbers(expected, "export_onnx")
         own = [*_rows(about, against, found, expected, allowed)]
         decided = max(levels_of(network)) > 0 and any(map(_proves_little, own))
         if decided:
@@ -70,15 +77,6 @@ def compare(
         for other, outputs in others if kind == "given" else ():
             rows += _rows(about, other, found, outputs)
     return rows
-
-
-def _refuse_without_numbers(outputs: Sequence[np.ndarray]) -> None:
-    for name, value in zip(output_names(len(outputs)), outputs):
-        if value.size and not np.isfinite(value).any():
-            raise UsageError(
-                f"export_onnx(): {name} of the net has no finite value, so nothing can be compared:"
-                " pass an input and parameters without NaN; nothing was written."
-            )
 
 
 def _is_wrong(row: Row) -> bool:
@@ -110,14 +108,7 @@ def _trials(
     random = np.random.RandomState(0)
     for size in sizes:
         sized = inputs if size is None else with_batch(inputs, batch_axes, size)
-        yield "random", {n: _like(v, indices.get(n), random) for n, v in sized.items()}
-
-
-def _like(value: np.ndarray, regions: Optional[bool], random: np.random.RandomState) -> np.ndarray:
-    """Return random values of the same mean and deviation; of indices, the given ones mixed."""
-    if regions is None:
-        return random.normal(value.mean(), value.std() or 1, value.shape).astype(value.dtype)
-    return random.permutation(value if regions else value.ravel()).reshape(value.shape)
+        yield "random", {n: like(v, indices.get(n), random) for n, v in sized.items()}
 
 
 def _rows(
