@@ -102,6 +102,7 @@ def export_onnx(
     policy : str or Policy, optional
         None, the default, and 'float32' write float32. 'float16' and its relatives, pins included,
         write a mixed file: weights in float16 (half the size), norms, softmax and sums in float32.
+        On a CPU onnxruntime computes much of it in float32, so the cast net shows what overflows.
     batch_axis : int, None or a sequence of them
         The axis of each input whose size stays free in the file; None fixes all sizes.
     metadata : dict of str
