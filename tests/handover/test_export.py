@@ -7,7 +7,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.base.messages import UsageError
-from gluon_amp.handover.to_onnx import translate
+from gluon_amp.handover.to_onnx import model, translate
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -277,6 +277,24 @@ def test_a_module_is_exported_without_its_label(tmp_path):
     module.forward(mx.io.DataBatch([x], [nd.zeros(2)]), is_train=False)
     expected = module.get_outputs()[0].asnumpy()
     np.testing.assert_allclose(run(tmp_path / "net.onnx", x)[0], expected, atol=2e-3)
+
+
+def test_weights_that_no_file_holds_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(model, "LARGEST", 1000)
+    net = nn.Dense(10, in_units=30)
+    net.initialize()
+    with pytest.raises(UsageError, match="weights have 0.0 GB, .* pass policy='float16'"):
+        amp.export_onnx(net, tmp_path / "net.onnx", nd.random.normal(shape=(2, 30)))
+    amp.export_onnx(net, tmp_path / "net.onnx", nd.random.normal(shape=(2, 30)), policy="float16")
+
+
+def test_an_input_with_the_name_of_an_output_is_refused(tmp_path):
+    data = mx.sym.var("output")
+    module = mx.mod.Module(data * 2, data_names=["output"], label_names=None)
+    module.bind([("output", (2, 3))], for_training=False)
+    module.init_params()
+    with pytest.raises(UsageError, match="name of an output of the file, output: rename it"):
+        amp.export_onnx(module, tmp_path / "net.onnx", nd.ones((2, 3)))
 
 
 def test_metadata_is_in_the_file(tmp_path):

@@ -5,8 +5,9 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, U
 
 import numpy as np
 
+from gluon_amp import graph
 from gluon_amp.base.host import host_copy
-from gluon_amp.base.messages import UsageError
+from gluon_amp.base.messages import UsageError, first_few
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.cast import policy_of
 from gluon_amp.files import atomic
@@ -147,7 +148,13 @@ def export_onnx(
     policy = _checked_policy(policy)
     float32 = network_of(net, inputs, "export_onnx")
     network = float32 if policy.compute_dtype == "float32" else float32.under(policy)
-    dtype = policy.compute_dtype
+    dtype, names = policy.compute_dtype, output_names(len(network.outputs))
+    clash = [name for name in graph.variables(network.json) if name in names]
+    if clash:
+        raise UsageError(
+            f"export_onnx(): a variable has the name of an output of the file, {first_few(clash)}: "
+            "rename it."
+        )
     axes = _batch_axes(float32, batch_axis)
     translated = translate(network, axes, lambda edges: network.run(network.inputs, edges))
     about = {"dtype": dtype, "producer": "gluon_amp", **metadata}
@@ -160,7 +167,6 @@ def export_onnx(
         raise type(error)(
             error.errno, f"The ONNX file was not written ({error.strerror})", path
         ) from error
-    names = output_names(len(network.outputs))
     return ExportReport(
         path,
         len(model),

@@ -11,6 +11,8 @@ from gluon_amp.handover.network import Edge
 from gluon_amp.handover.to_onnx.translate import Translated
 from gluon_amp.handover.to_onnx.writer import IR_VERSION, OPSET, Tensor
 
+LARGEST = 2**31 - 2**20  # bytes of the weights in one file, as protobuf holds less than 2 GiB
+
 
 def packages() -> Tuple[ModuleType, ModuleType]:
     """Return onnx and onnxruntime; one that is missing, or too new for this numpy, is refused."""
@@ -42,6 +44,13 @@ def encode(
     writer = translated.writer
     inputs = {**translated.inputs, **{translated.names[e]: translated.tensors[e] for e in given}}
     needed, read = _needed(writer.nodes, [translated.names[edge] for edge in outputs], inputs)
+    weights = {name: value for name, value in writer.constants.items() if name in read}
+    size = sum(value.nbytes for value in weights.values())
+    if size > LARGEST:
+        raise UsageError(
+            f"export_onnx(): the weights have {size / 1e9:.1f} GB, and an ONNX file holds 2.1 GB: "
+            "pass policy='float16', which halves them, or export the net in parts."
+        )
     nodes = [
         helper.make_node(op, of, names, name=names[0], **_attributes(attributes))
         for op, of, names, attributes in needed
@@ -55,7 +64,7 @@ def encode(
         "gluon_amp",
         [_info(name, one, writer.batch.size) for name, one in inputs.items()],
         infos,
-        [numpy_helper.from_array(v, name) for name, v in writer.constants.items() if name in read],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
     )
     model = helper.make_model(
         graph,
