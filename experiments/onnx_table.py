@@ -2,7 +2,7 @@
 
 A row is how far file and net differ and how far rounding alone reaches, or why there is no file.
 Weights are random, and the statistics of norms those of the data. Each network runs in a process
-of its own. Each row ends with what measured it: its place in a list of machines, dates and versions.
+of its own. A row ends with the place of its run in a list of machines, dates and versions.
 """
 
 import argparse
@@ -198,13 +198,18 @@ def measure(chosen: Callable[[str], object], output: Optional[Path]) -> None:
     with_versions = f"{versions()}, onnxruntime {metadata.version('onnxruntime')}"
     run = f"{describe_cpu()} on {datetime.date.today().isoformat()}, with {with_versions}"
     runs += [] if run in runs else [run]
-    for name in filter(chosen, [*zoo_coverage.all_networks(), *OTHERS]):
+    for name in filter(chosen, all_networks()):
         for row in run_in_process(name):
             rows[row[0], row[1]] = [*row, runs.index(run)]
             print(line(row), flush=True)
         values = {"runs": runs, "rows": list(rows.values())}
         if output:
             pages.write(output / "onnx", "results/onnx.md", parts(values), values)
+
+
+def all_networks() -> List[str]:
+    """Return the names of all networks of the table."""
+    return [*zoo_coverage.all_networks(), *OTHERS]
 
 
 def parts(values: pages.Values) -> pages.Parts:
@@ -223,11 +228,13 @@ def parts(values: pages.Values) -> pages.Parts:
             refused += [f"- {name} in {policy}: {error}"] if error else []
         lines.append([*cells, ", ".join(str(run + 1) for run in runs)])
     written = sum(not row[5] for row in values["rows"])
+    missing = [name for name in all_networks() if name not in by_network]
     measured = [f"{k}: {run}" for k, run in enumerate(values["runs"], 1)]
     return {
         "count": f"{written} of {len(values['rows'])} files of {len(lines)} networks",
         "networks": pages.table([*head, "run"], lines),
         "refused": "\n".join(refused) or "None.",
+        "missing": ", ".join(missing) or "None.",
         "measured": "; ".join(measured),
     }
 

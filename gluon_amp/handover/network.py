@@ -34,6 +34,10 @@ REGIONS = ("ROIPooling", "_contrib_ROIAlign")  # have rows of an image's number 
 INDICES = {**op_table.UNCAST, **dict.fromkeys(REGIONS, (1,)), "one_hot": (0,)}
 
 
+class ShapeError(UsageError):
+    """A graph does not accept inputs of these shapes."""
+
+
 class Network(NamedTuple):
     """A float32 graph, as `graph.to_json` returns it, and the values of its variables."""
 
@@ -84,7 +88,8 @@ class Network(NamedTuple):
     def shapes(self, inputs: Dict[str, np.ndarray]) -> Dict[Edge, Tuple[int, ...]]:
         """Return the shape of every edge for inputs of these shapes.
 
-        Raise `UsageError` if the graph does not accept them.
+        Raise `ShapeError` if the graph does not accept them, and `UsageError` if a shape depends on
+        values.
         """
         edges = self.edges()
         arrays = {**self.parameters, **inputs}
@@ -94,7 +99,7 @@ class Network(NamedTuple):
             with mx.util.np_shape(self.numpy):
                 _, found, _ = symbol.infer_shape(**known)
         except (mx.MXNetError, ValueError) as error:
-            raise UsageError(reason_of(error)) from None
+            raise ShapeError(reason_of(error)) from None
         if found is None:
             with mx.util.np_shape(self.numpy):
                 _, found, _ = symbol.infer_shape_partial(**known)
@@ -112,7 +117,7 @@ class Network(NamedTuple):
             if node["op"] in RESHAPES and (i, 0) in shapes:
                 before, after = shapes[tuple(node["inputs"][0][:2])], shapes[i, 0]
                 if np.prod(before) != np.prod(after):
-                    raise UsageError(f"{node['name']} reshapes {before} to {after}")
+                    raise ShapeError(f"{node['name']} reshapes {before} to {after}")
         return shapes
 
     def dtypes(self) -> Dict[Edge, str]:

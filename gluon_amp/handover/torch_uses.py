@@ -32,6 +32,7 @@ _PREFIX = re.compile("^(_np_|_npi_|_npx_)|_")
 # MXNet's epsilons and momentum where a graph does not name them
 EPSILONS = {"batch_norm": 1e-3, "instance_norm": 1e-3, "group_norm": 1e-5, "layer_norm": 1e-5}
 MOMENTUM = 0.9
+NORMS_OF_SAMPLES = ("instance_norm", "group_norm", "layer_norm")
 
 Layout = Tuple[Tuple[str, Any], ...]  # methods of an array, each with its argument
 
@@ -83,10 +84,13 @@ class Layers(NamedTuple):
         return _tensors(self.network, self.names, parameters)
 
     def needed(self) -> List[str]:
-        """Return the parameters that a module has to hold: not those of a norm without effect."""
+        """Return the parameters that a module has to hold.
+
+        A norm of each sample may have none, if those of the net have no effect.
+        """
         spare = set()
         for use in self.uses:
-            for slot, source in use.sources.items() if use.kind.endswith("norm") else ():
+            for slot, source in use.sources.items() if use.kind in NORMS_OF_SAMPLES else ():
                 if (self.values[source.edge] == neutral(use.kind, slot)).all():
                     spare.update(self.names[source.edge])
         return [name for name in self.network.parameters if name not in spare]

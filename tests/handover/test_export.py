@@ -138,6 +138,23 @@ def test_a_net_that_runs_only_without_a_graph_is_refused(tmp_path):
         amp.export_onnx(net, tmp_path / "net.onnx", nd.ones((2, 3)))
 
 
+@pytest.mark.parametrize("batch_axis", [None, 0])
+def test_first_states_of_a_batch_that_is_fixed(batch_axis, tmp_path):
+    """MXNet writes them as zeros of an unknown size; 0 is the axis of the time."""
+    layer = mx.gluon.rnn.LSTM(4, input_size=3)
+    layer.initialize()
+    x = nd.random.normal(shape=(5, 2, 3))
+    report = amp.export_onnx(layer, tmp_path / "net.onnx", x, batch_axis=batch_axis)
+    assert "2 x 3 float32" in report.inputs["data"]
+    np.testing.assert_allclose(run(tmp_path / "net.onnx", x)[0], layer(x).asnumpy(), atol=1e-6)
+
+
+def test_a_shape_that_depends_on_values_names_the_operator(tmp_path):
+    net = nn.HybridLambda(lambda F, x: F.contrib.boolean_mask(x, F.sum(x, axis=1) > 0))
+    with pytest.raises(UsageError, match="^block .*boolean_mask, returns .* up to that block.$"):
+        amp.export_onnx(net, tmp_path / "net.onnx", nd.ones((2, 3)))
+
+
 def test_a_batch_axis_for_each_input(tmp_path):
     class Scaled(mx.gluon.HybridBlock):
         def hybrid_forward(self, F, x, factor, states):

@@ -580,6 +580,10 @@ def test_norms_without_parameters():
     module = T.Sequential(T.InstanceNorm2d(3), T.Conv2d(3, 4, 3), norm)
     loaded(net, module, data)
     assert relative_difference(net, module, data) < FAR
+    net.add(nn.BatchNorm())
+    net[3].initialize()
+    with pytest.raises(UsageError, match="no place for the net's .*batchnorm"):
+        amp.torch_state_dict(net, module, data)
     net[2].gamma.set_data(mx.nd.full(4, 2))
     with pytest.raises(UsageError, match="no place for the net's .*gamma"):
         amp.torch_state_dict(net, module, data)

@@ -11,7 +11,7 @@ from gluon_amp.base.messages import UsageError, first_few
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.cast import policy_of
 from gluon_amp.files import atomic
-from gluon_amp.handover.network import Network, network_of
+from gluon_amp.handover.network import Network, ShapeError, network_of
 from gluon_amp.handover.to_onnx.model import encode, output_names, packages
 from gluon_amp.handover.to_onnx.translate import translate, with_batch
 from gluon_amp.handover.to_onnx.verify import WEAK, Row, compare, refuse_differences
@@ -237,7 +237,7 @@ def _batch_axes(
     axes = dict(zip(names, axes))
     try:
         network.shapes(network.inputs)
-    except UsageError as error:
+    except ShapeError as error:
         raise UsageError(
             f"export_onnx(): as a graph the net does not accept these inputs ({error}): pass a "
             "batch as in training, and make the net run hybridized."
@@ -246,7 +246,7 @@ def _batch_axes(
         size = next(iter(sizes.values()))
         try:
             network.shapes(with_batch(network.inputs, axes, size + 1))
-        except UsageError as error:
+        except ShapeError as error:
             raise UsageError(
                 f"export_onnx(): the net accepts a batch of {size} alone ({error}): pass "
                 "batch_axis=None, and the file accepts that batch."

@@ -7,7 +7,7 @@ import numpy as np
 
 from gluon_amp import graph
 from gluon_amp.base.messages import UsageError
-from gluon_amp.graph import NUMPY_NAMES
+from gluon_amp.graph import NUMPY_NAMES, tuple_of
 from gluon_amp.handover.network import Edge, Network
 from gluon_amp.handover.to_onnx import (
     activations,
@@ -170,7 +170,13 @@ def _constants(network: Network, tensors: Dict[Edge, Tensor]) -> Set[int]:
         outputs = outputs_of.get(i, [])
         if node["op"] in ("shape_array", "size_array"):
             outputs = [tensors[tuple(node["inputs"][0][:2])]]  # its sizes are the values
-        fixed = all(one.fixed for one in outputs) and all(k in constant for k in depends)
+        # MXNet infers an unknown size from what reads the node, so that it cannot run by itself
+        unknown = not network.numpy and 0 in tuple_of(node["attrs"].get("shape", "None"))
+        fixed = (
+            not unknown
+            and all(one.fixed for one in outputs)
+            and all(k in constant for k in depends)
+        )
         if fixed and not RANDOM.search(node["op"]):
             constant.add(i)
     return constant
