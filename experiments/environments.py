@@ -15,7 +15,7 @@ STAMP = ".installed"  # what an environment was made from
 CLIENTS, HOROVOD, HANDOVER = (ROOT / name for name in (".clients", ".horovod", ".handover"))
 
 HANDOVER_REQUIREMENTS = ROOT / "experiments" / "handover" / "requirements.txt"
-HANDOVER_PYTHON = "3.11"  # torch 2.13 is for Python 3.10 and later
+HANDOVER_PYTHON = "3.11"  # torch 2.14 needs Python 3.10 or later
 
 HOROVOD_REQUIREMENTS = ROOT / "experiments" / "horovod" / "requirements.txt"
 HOROVOD_PYTHON = "3.11"  # the only one with which it was built

@@ -2,7 +2,7 @@
 
 A row is how far file and net differ and how far rounding alone reaches, or why there is no file.
 Weights are random, and the statistics of norms those of the data. Each network runs in a process
-of its own.
+of its own. A row ends with the place of its run in a list of machines, dates and versions.
 """
 
 import argparse
@@ -193,19 +193,23 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 def measure(chosen: Callable[[str], object], output: Optional[Path]) -> None:
     """Export the chosen networks, print their rows, and write the page after each."""
-    rows = {tuple(row[:2]): row for row in json.loads(DATA.read_text())["rows"]}
-    for name in filter(chosen, [*zoo_coverage.all_networks(), *OTHERS]):
+    before = json.loads(DATA.read_text())
+    rows, runs = {tuple(row[:2]): row for row in before["rows"]}, before["runs"]
+    with_versions = f"{versions()}, onnxruntime {metadata.version('onnxruntime')}"
+    run = f"{describe_cpu()} on {datetime.date.today().isoformat()}, with {with_versions}"
+    runs += [] if run in runs else [run]
+    for name in filter(chosen, all_networks()):
         for row in run_in_process(name):
-            rows[row[0], row[1]] = row
+            rows[row[0], row[1]] = [*row, runs.index(run)]
             print(line(row), flush=True)
-        values = {
-            "machine": describe_cpu(),
-            "date": datetime.date.today().isoformat(),
-            "versions": f"{versions()}, onnxruntime {metadata.version('onnxruntime')}",
-            "rows": list(rows.values()),
-        }
+        values = {"runs": runs, "rows": list(rows.values())}
         if output:
             pages.write(output / "onnx", "results/onnx.md", parts(values), values)
+
+
+def all_networks() -> List[str]:
+    """Return the names of all networks of the table."""
+    return [*zoo_coverage.all_networks(), *OTHERS]
 
 
 def parts(values: pages.Values) -> pages.Parts:
@@ -217,18 +221,21 @@ def parts(values: pages.Values) -> pages.Parts:
     for policy in POLICIES:
         head += [f"{policy}: differs", "rounding", "MB"]
     for name, found in by_network.items():
-        cells = [name]
+        cells, runs = [name], sorted({found[policy][-1] for policy in POLICIES})
         for policy in POLICIES:
-            largest, allowed, size, error = found[policy]
+            largest, allowed, size, error, _ = found[policy]
             cells += ["–"] * 3 if error else [f"{largest:.0e}", f"{allowed:.0e}", f"{size:.1f}"]
             refused += [f"- {name} in {policy}: {error}"] if error else []
-        lines.append(cells)
-    written = sum(not row[-1] for row in values["rows"])
+        lines.append([*cells, ", ".join(str(run + 1) for run in runs)])
+    written = sum(not row[5] for row in values["rows"])
+    missing = [name for name in all_networks() if name not in by_network]
+    measured = [f"{k}: {run}" for k, run in enumerate(values["runs"], 1)]
     return {
         "count": f"{written} of {len(values['rows'])} files of {len(lines)} networks",
-        "networks": pages.table(head, lines),
+        "networks": pages.table([*head, "run"], lines),
         "refused": "\n".join(refused) or "None.",
-        "measured": f"{values['machine']} on {values['date']}, with {values['versions']}",
+        "missing": ", ".join(missing) or "None.",
+        "measured": "; ".join(measured),
     }
 
 

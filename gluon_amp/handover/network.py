@@ -4,7 +4,7 @@ The graph is that of inference, without casts. MXNet runs it on the CPU, and wha
 to compute the same.
 """
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -28,8 +28,14 @@ from mxnet import autograd, gluon
 # A tensor of a graph: its node and which output of it
 Edge = Tuple[int, int]
 
-
 RESHAPES = ("Reshape", "_np_reshape", "_npx_reshape", "_npi_reshape")
+REGIONS = ("ROIPooling", "_contrib_ROIAlign")  # have rows of an image's number and corners second
+# Positions of the inputs that are indices, lengths, conditions or regions
+INDICES = {**op_table.UNCAST, **dict.fromkeys(REGIONS, (1,)), "one_hot": (0,)}
+
+
+class ShapeError(UsageError):
+    """A graph does not accept inputs of these shapes."""
 
 
 class Network(NamedTuple):
@@ -61,9 +67,12 @@ class Network(NamedTuple):
         read = {tuple(entry[:2]) for node in self.nodes for entry in node["inputs"]}
         return sorted(read | {*self.outputs})
 
-    def indices(self) -> Set[str]:
-        """Return the inputs that are integers, or are read as indices, lengths or conditions."""
-        found = {name for name, value in self.inputs.items() if value.dtype.kind != "f"}
+    def indices(self) -> Dict[str, bool]:
+        """Return the inputs that are integers, or are read as indices, lengths or conditions.
+
+        The value is whether an input's rows are regions, whose numbers belong together.
+        """
+        found = {name: False for name, value in self.inputs.items() if value.dtype.kind != "f"}
         origins: Dict[int, str] = {}
         for i, node in enumerate(self.nodes):
             if node["name"] in self.inputs and node["op"] == "null":
@@ -72,14 +81,15 @@ class Network(NamedTuple):
                 name, op = origins.get(source), node["op"]
                 if name and op in (*op_table.MOVES, *graph.CASTS):
                     origins[i] = name
-                elif name and (op == "one_hot" or position in op_table.UNCAST.get(op, ())):
-                    found.add(name)
+                elif name and position in INDICES.get(op, ()):
+                    found[name] = op in REGIONS
         return found
 
     def shapes(self, inputs: Dict[str, np.ndarray]) -> Dict[Edge, Tuple[int, ...]]:
         """Return the shape of every edge for inputs of these shapes.
 
-        Raise `UsageError` if the graph does not accept them.
+        Raise `ShapeError` if the graph does not accept them, and `UsageError` if a shape depends on
+        values.
         """
         edges = self.edges()
         arrays = {**self.parameters, **inputs}
@@ -89,7 +99,7 @@ class Network(NamedTuple):
             with mx.util.np_shape(self.numpy):
                 _, found, _ = symbol.infer_shape(**known)
         except (mx.MXNetError, ValueError) as error:
-            raise UsageError(reason_of(error)) from None
+            raise ShapeError(reason_of(error)) from None
         if found is None:
             with mx.util.np_shape(self.numpy):
                 _, found, _ = symbol.infer_shape_partial(**known)
@@ -107,7 +117,7 @@ class Network(NamedTuple):
             if node["op"] in RESHAPES and (i, 0) in shapes:
                 before, after = shapes[tuple(node["inputs"][0][:2])], shapes[i, 0]
                 if np.prod(before) != np.prod(after):
-                    raise UsageError(f"{node['name']} reshapes {before} to {after}")
+                    raise ShapeError(f"{node['name']} reshapes {before} to {after}")
         return shapes
 
     def dtypes(self) -> Dict[Edge, str]:

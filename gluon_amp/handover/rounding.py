@@ -10,6 +10,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 from gluon_amp import graph
+from gluon_amp.base.messages import UsageError
 from gluon_amp.handover.network import Edge, Network
 
 # By how much each value is moved, relative to itself: 32 roundings of float32, as sums have many,
@@ -86,6 +87,23 @@ def _moved(value: np.ndarray, dtype: str, random: np.random.RandomState) -> np.n
     factor *= 2 * MOVED[dtype]
     factor += 1 - MOVED[dtype]
     return (value * factor).astype(value.dtype)
+
+
+def like(value: np.ndarray, regions: Optional[bool], random: np.random.RandomState) -> np.ndarray:
+    """Return random values of the same mean and deviation; of indices, the given ones mixed."""
+    if regions is None:
+        return random.normal(value.mean(), value.std() or 1, value.shape).astype(value.dtype)
+    return random.permutation(value if regions else value.ravel()).reshape(value.shape)
+
+
+def refuse_without_numbers(outputs: Sequence[np.ndarray], function: str) -> None:
+    """Raise `UsageError` if all of an output is NaN or infinite, which any other would equal."""
+    for k, value in enumerate(outputs):
+        if value.size and not np.isfinite(value).any():
+            raise UsageError(
+                f"{function}(): output {k} of the net has no finite value, so nothing can be "
+                "compared: pass an input and parameters without NaN."
+            )
 
 
 def largest(value: np.ndarray) -> float:

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from gluon_amp.base.messages import first_few
 from gluon_amp.handover.network import Edge
 from gluon_amp.handover.rounding import distance
-from gluon_amp.handover.torch_uses import Layers, Source, Use, kind_of, stripped
+from gluon_amp.handover.torch_uses import Layers, Source, Trial, Use, kind_of, neutral, stripped
 
 ATTEMPTS = 50  # runs of the module without progress, where several uses fit
 
@@ -118,6 +118,7 @@ class Run(TorchFunctionMode):
         self.choices: List[Tuple[int, int]] = []  # which one, of how many
         self.left = layers.uses if layers else []
         self.placed = set()  # names of the network's parameters
+        self.doubt = ""  # the first layer that several uses fit, in words
         self.loaded: Dict[tuple, Tuple[Target, Source]] = {}
         self.settings: Dict[str, Dict[str, float]] = {}  # of norms, by the path of a module
         self._sorted: Dict[Edge, np.ndarray] = {}
@@ -277,13 +278,16 @@ class Run(TorchFunctionMode):
         if not options:
             return self.match_rows(need, reasons)
         use = self.choose(options)
+        if len(options) > 1 and not self.doubt:
+            one, other = map(self.of_net, options[:2])
+            self.doubt = f"{self.described(need)} fits {one} and {other} alike, so "
         self.left = [one for one in self.left if one is not use]
         for slot in {**use.sources, **need.targets}:
             source, target = use.sources.get(slot), need.targets.get(slot)
             if target is None:
                 self.placed.update(self.layers.names[source.edge])
             else:
-                source = source or Source(None, value=_neutral(use.kind, slot))
+                source = source or Source(None, value=neutral(use.kind, slot))
                 self.load(
                     target, source.then(*self.columns(use, need)) if slot == "weight" else source
                 )
@@ -327,16 +331,16 @@ class Run(TorchFunctionMode):
         for slot in {**use.sources, **need.targets}:
             source, target = use.sources.get(slot), need.targets.get(slot)
             value = None if source is None else source.read(self.layers.values)
-            neutral = _neutral(use.kind, slot)
+            without = neutral(use.kind, slot)
             if value is not None and target is not None:
                 if stripped(value.shape) != stripped(target.shape):
                     return 2, 0, f"whose {slot} has the shape {value.shape}"
                 if self.loaded.get(target.key, (None, source))[1].edge != source.edge:
                     return 1, 0, f"whose {slot} is not the one that the module's layers share"
-            elif neutral is None:
+            elif without is None:
                 return 2, 0, f"which has {'a' if target is None else 'no'} {slot}"
-            elif target is None and (value != neutral).any():
-                return 1, 0, f"whose {slot} is not {neutral:g}, which the module's has to be"
+            elif target is None and (value != without).any():
+                return 1, 0, f"whose {slot} is not {without:g}, which the module's has to be"
         return None
 
     def apart(self, edge: Edge, array: np.ndarray) -> float:
@@ -399,7 +403,7 @@ def matched(layers: Layers, first: Run, arguments: Sequence[Any]) -> Run:
             with torch.no_grad():
                 run.load_bare(first.bare())
             outputs = run(arguments)
-            left = [name for name in layers.network.parameters if name not in run.placed]
+            left = [name for name in layers.needed() if name not in run.placed]
             if left:
                 raise Mismatch(f"the module has no place for the net's {first_few(left)}")
             check_outputs(layers, outputs)
@@ -421,8 +425,22 @@ def check_outputs(layers: Layers, outputs: List[np.ndarray]) -> None:
     """Raise `Mismatch` unless these arrays are the network's outputs, axes moved or not."""
     if not outputs:
         raise Mismatch("the module returns no tensor")
-    for k, (edge, array) in enumerate(zip(layers.network.outputs, outputs)):
-        value, bound = layers.values[edge], layers.bounds[edge]
+    edges = layers.network.outputs
+    _compare(*([of[e] for e in edges] for of in (layers.values, layers.bounds)), outputs, "all")
+
+
+def check_random(run: Run, trial: Trial, outputs: List[np.ndarray]) -> None:
+    """Raise `Mismatch` unless these arrays are the network's outputs for random inputs."""
+    try:
+        _compare(trial.outputs, trial.bounds, outputs, "for the given inputs alone all")
+    except Mismatch as mismatch:
+        raise Mismatch(
+            f"{mismatch}; {run.doubt}pass random numbers, which tell layers apart"
+        ) from None
+
+
+def _compare(values: list, bounds: list, outputs: List[np.ndarray], which: str) -> None:
+    for k, (value, bound, array) in enumerate(zip(values, bounds, outputs)):
         orders = permutations(range(array.ndim)) if array.ndim < 6 else [range(array.ndim)]
         moved = [one for one in map(array.transpose, orders) if one.shape == value.shape]
         if not moved and array.size == value.size:
@@ -430,7 +448,7 @@ def check_outputs(layers: Layers, outputs: List[np.ndarray]) -> None:
         far = min((distance(one, value) for one in moved), default=np.inf)
         if not far <= bound:
             raise Mismatch(
-                f"all layers fit, and output {k} differs by {far:.2g} where rounding explains "
+                f"{which} layers fit, and output {k} differs by {far:.2g} where rounding explains "
                 f"{bound:.2g} (shapes {value.shape} and {array.shape})"
             )
 
@@ -447,13 +465,6 @@ def tensors_in(value: Any) -> Iterator[torch.Tensor]:
     elif isinstance(value, (list, tuple, dict)):
         for item in value.values() if isinstance(value, dict) else value:
             yield from tensors_in(item)
-
-
-def _neutral(kind: str, slot: str) -> Optional[float]:
-    """Return the value with which a tensor has no effect, or None."""
-    if slot.startswith("bias") or slot == "running_mean":
-        return 0.0
-    return 1.0 if kind.endswith("norm") and slot in ("weight", "running_var") else None
 
 
 def _sizes(shape: Sequence[int]) -> Tuple[int, ...]:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple, 
 import numpy as np
 
 from gluon_amp import graph
-from gluon_amp.base.host import host_copy
 from gluon_amp.base.messages import UsageError, first_few, reason_of
 from gluon_amp.casting.arguments import arrays_in, map_arrays
 from gluon_amp.handover.network import Edge, network_of
-from gluon_amp.handover.torch_uses import Layers, Source, layers_of
+from gluon_amp.handover.rounding import refuse_without_numbers
+from gluon_amp.handover.torch_uses import Layers, Source, layers_of, trial_of
 from gluon_amp.policy import op_table
 
 import mxnet as mx
@@ -46,7 +46,8 @@ def torch_state_dict(
 
     The layers of both are matched as they run: each layer of the module gets the weights of the
     layer in the net that has the same input, and its output is compared. No names are compared.
-    At the end the outputs are: they may differ as far as rounding explains, which is measured.
+    At the end the outputs are: they may differ as far as rounding explains, which is measured. They
+    are compared for random inputs, too, unless `module_inputs` are given or the net sorts.
 
     Epsilon and momentum of norm layers are not part of a state, so they are set on `module`.
     Nothing else of it changes. PyTorch's running variance is unbiased and MXNet's is not: they are
@@ -112,10 +113,10 @@ def hand_over(
     torch = pytorch(function)
     from gluon_amp.handover import torch_match
 
-    if not isinstance(module, torch.nn.Module):
+    if not isinstance(module, torch.nn.Module) or isinstance(module, torch.jit.ScriptModule):
         raise TypeError(
             f"{function}() got a {type(module).__name__}, expected a torch.nn.Module with the "
-            "architecture of the net."
+            "architecture of the net, which is not compiled."
         )
     for name, tensor in module.state_dict(keep_vars=True).items():
         if torch.nn.parameter.is_lazy(tensor):
@@ -127,8 +128,11 @@ def hand_over(
                 "pass module.float().cpu()."
             )
     layers = layers_of(network_of(net, inputs, function))
+    refuse_without_numbers([layers.values[e] for e in layers.network.outputs], function)
+    trial = None
     if module_inputs is None:
-        module_inputs = _tensors(torch, layers, inputs)
+        module_inputs = _tensors(torch, layers, inputs, layers.network.inputs)
+        trial = trial_of(layers.network)
     elif not isinstance(module_inputs, (tuple, list)):
         raise TypeError(f"{function}() expects a tuple of the module's arguments as module_inputs.")
     fast_path = torch.backends.mha.get_fastpath_enabled()
@@ -140,6 +144,9 @@ def hand_over(
             copied = run.module
             _set_norms(copied, run.settings)
             torch_match.check_outputs(layers, torch_match.arrays_of(copied(*module_inputs)))
+            if trial is not None:
+                outputs = copied(*_tensors(torch, layers, inputs, trial.inputs))
+                torch_match.check_random(run, trial, torch_match.arrays_of(outputs))
     except torch_match.Mismatch as mismatch:
         raise UsageError(f"{function}(): {mismatch}.") from None
     finally:
@@ -186,8 +193,8 @@ def _set_norms(module, settings: Dict[str, Dict[str, float]]) -> None:
             setattr(module.get_submodule(path), name, value)
 
 
-def _tensors(torch, layers: Layers, inputs: tuple) -> tuple:
-    """Return the net's inputs as tensors: whole numbers and those of an embedding as int64."""
+def _tensors(torch, layers: Layers, inputs: tuple, arrays: Dict[str, np.ndarray]) -> tuple:
+    """Return arrays as the net's inputs, whole numbers and those of an embedding as int64."""
     network, through = layers.network, (*op_table.MOVES, *graph.CASTS)
     read = {
         network.nodes[graph.source_of(network.nodes, use.input[0], through)]["name"]
@@ -197,7 +204,7 @@ def _tensors(torch, layers: Layers, inputs: tuple) -> tuple:
     names = dict(zip(map(id, arrays_in(inputs)), network.inputs))
 
     def convert(array):
-        values = host_copy(array)
+        values = arrays[names[id(array)]]
         whole = values.dtype.kind in "iu" or names[id(array)] in read
         return torch.from_numpy(values.astype(np.int64 if whole else np.float32))
 

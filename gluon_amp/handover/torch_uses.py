@@ -7,7 +7,8 @@ import numpy as np
 
 from gluon_amp import graph
 from gluon_amp.handover.network import Edge, Network, run
-from gluon_amp.handover.rounding import effect_of_rounding
+from gluon_amp.handover.rounding import effect_of_rounding, like
+from gluon_amp.handover.to_onnx.parts import levels_of
 
 _ALL = "weight bias running_mean running_var"
 # The kind of each operator with parameters, and its inputs after the data, as PyTorch calls them.
@@ -31,6 +32,7 @@ _PREFIX = re.compile("^(_np_|_npi_|_npx_)|_")
 # MXNet's epsilons and momentum where a graph does not name them
 EPSILONS = {"batch_norm": 1e-3, "instance_norm": 1e-3, "group_norm": 1e-5, "layer_norm": 1e-5}
 MOMENTUM = 0.9
+NORMS_OF_SAMPLES = ("instance_norm", "group_norm", "layer_norm")
 
 Layout = Tuple[Tuple[str, Any], ...]  # methods of an array, each with its argument
 
@@ -80,6 +82,49 @@ class Layers(NamedTuple):
     def tensors(self, parameters: Dict[str, np.ndarray]) -> Dict[Edge, np.ndarray]:
         """Return the values of all edges of parameters, computed from these."""
         return _tensors(self.network, self.names, parameters)
+
+    def needed(self) -> List[str]:
+        """Return the parameters that a module has to hold.
+
+        A norm of each sample may have none, if those of the net have no effect.
+        """
+        spare = set()
+        for use in self.uses:
+            for slot, source in use.sources.items() if use.kind in NORMS_OF_SAMPLES else ():
+                if (self.values[source.edge] == neutral(use.kind, slot)).all():
+                    spare.update(self.names[source.edge])
+        return [name for name in self.network.parameters if name not in spare]
+
+
+class Trial(NamedTuple):
+    """Random inputs, the network's outputs for them, and the effect of rounding on these."""
+
+    inputs: Dict[str, np.ndarray]
+    outputs: List[np.ndarray]
+    bounds: List[float]
+
+
+def trial_of(network: Network) -> Optional[Trial]:
+    """Return random inputs and their outputs; None where they might not be like the given ones.
+
+    Of several inputs, whole numbers may be masks or lengths: their samples are exchanged. Where
+    rounding may change what a network decides, as in sorting, the outputs cannot be compared.
+    """
+    if max(levels_of(network)):
+        return None
+    random, indices = np.random.RandomState(0), network.indices()
+    inputs = {}
+    for name, value in network.inputs.items():
+        whole = len(network.inputs) > 1 and (value == np.rint(value)).all()
+        inputs[name] = like(value, True if whole else indices.get(name), random)
+    return Trial(inputs, network.run(inputs), effect_of_rounding(network, inputs))
+
+
+def neutral(kind: str, slot: str) -> Optional[float]:
+    """Return the value with which a tensor has no effect, or None."""
+    if slot.startswith("bias") or slot == "running_mean":
+        return 0.0
+    return 1.0 if kind.endswith("norm") and slot in ("weight", "running_var") else None
 
 
 def kind_of(kind: str, shape: Tuple[int, ...]) -> str:

@@ -549,6 +549,46 @@ def test_a_net_of_another_kind_of_arrays_and_a_module_of_mxnet():
     np.testing.assert_array_equal(state["weight"], bound.get_params()[0]["fc_weight"].asnumpy())
 
 
+def test_inputs_that_do_not_tell_layers_apart():
+    """For zeros all pixels are equal, and height and width may be confused."""
+    data = mx.nd.zeros((2, 3, 6, 6))
+    net = sequential(nn.Conv2D(4, 3), nn.Dense(5), data=data)
+
+    def module(order):
+        return Module(
+            lambda m, x: m.two(m.one(x).permute(order).flatten(1)),
+            one=T.Conv2d(3, 4, 3),
+            two=T.Linear(64, 5),
+        )
+
+    with pytest.raises(UsageError, match="for the given inputs alone .*pass random numbers"):
+        amp.torch_state_dict(net, module((0, 3, 2, 1)), data)
+    net = ready(Net(lambda F, s, x: s.a(x) * 2 + s.b(x) * 0, a=dense(3), b=dense(3)), data)
+    net.b.bias.set_data(net.a.bias.data())
+    twin = Module(lambda m, x: m.b(x) * 0 + m.a(x) * 2, a=T.Linear(6, 3), b=T.Linear(6, 3))
+    with pytest.raises(UsageError, match="the module's b .* fits the net's a .*net's b .* alike"):
+        amp.torch_state_dict(net, twin, data)
+    loaded(net, twin, normal(2, 3, 6, 6))
+
+
+def test_norms_without_parameters():
+    data = normal(2, 3, 6, 6)
+    net = nn.HybridSequential()
+    net.add(nn.InstanceNorm(center=False), nn.Conv2D(4, 3), nn.LayerNorm(center=False, scale=False))
+    net.initialize(mx.init.Normal(0.3))
+    norm = T.LayerNorm(4, elementwise_affine=False)
+    module = T.Sequential(T.InstanceNorm2d(3), T.Conv2d(3, 4, 3), norm)
+    loaded(net, module, data)
+    assert relative_difference(net, module, data) < FAR
+    net.add(nn.BatchNorm())
+    net[3].initialize()
+    with pytest.raises(UsageError, match="no place for the net's .*batchnorm"):
+        amp.torch_state_dict(net, module, data)
+    net[2].gamma.set_data(mx.nd.full(4, 2))
+    with pytest.raises(UsageError, match="no place for the net's .*gamma"):
+        amp.torch_state_dict(net, module, data)
+
+
 # ---------------------------------------------------------------------------- refusals
 
 
@@ -600,6 +640,8 @@ def test_bad_input():
         (TypeError, (module, module, data), "expected a HybridBlock"),
         (TypeError, (net, module), "needs the net's inputs"),
         (TypeError, (net, module, data.asnumpy()), "as NDArrays"),
+        (TypeError, (net, torch.jit.script(module), data), "which is not compiled"),
+        (UsageError, (net, module, data * np.nan), "has no finite value"),
         (UsageError, (fresh, module, data), "initialize"),
         (UsageError, (net, module, normal(2, 4, 8, 8)), "does not accept these inputs"),
         (UsageError, (net, T.Sequential(*module[:2], T.LazyLinear(2)), data), "no shape yet"),

@@ -5,12 +5,13 @@ from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, U
 
 import numpy as np
 
+from gluon_amp import graph
 from gluon_amp.base.host import host_copy
-from gluon_amp.base.messages import UsageError
+from gluon_amp.base.messages import UsageError, first_few
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.cast import policy_of
 from gluon_amp.files import atomic
-from gluon_amp.handover.network import Network, network_of
+from gluon_amp.handover.network import Network, ShapeError, network_of
 from gluon_amp.handover.to_onnx.model import encode, output_names, packages
 from gluon_amp.handover.to_onnx.translate import translate, with_batch
 from gluon_amp.handover.to_onnx.verify import WEAK, Row, compare, refuse_differences
@@ -102,6 +103,7 @@ def export_onnx(
     policy : str or Policy, optional
         None, the default, and 'float32' write float32. 'float16' and its relatives, pins included,
         write a mixed file: weights in float16 (half the size), norms, softmax and sums in float32.
+        On a CPU onnxruntime computes much of it in float32, so the cast net shows what overflows.
     batch_axis : int, None or a sequence of them
         The axis of each input whose size stays free in the file; None fixes all sizes.
     metadata : dict of str
@@ -134,13 +136,25 @@ def export_onnx(
     >>> max(row.largest for row in report.rows if row.against == 'float32 net') < 1e-6
     True
     """
-    path = os.path.abspath(os.fspath(path))
+    path = os.path.abspath(os.fsdecode(path))
     _check_folder(path)
+    if not isinstance(metadata, Mapping) or not all(
+        isinstance(text, str) for pair in metadata.items() for text in pair
+    ):
+        raise TypeError(
+            f"export_onnx() got {metadata!r}, expected metadata of names and texts: use json.dumps."
+        )
     packages()
     policy = _checked_policy(policy)
     float32 = network_of(net, inputs, "export_onnx")
     network = float32 if policy.compute_dtype == "float32" else float32.under(policy)
-    dtype = policy.compute_dtype
+    dtype, names = policy.compute_dtype, output_names(len(network.outputs))
+    clash = [name for name in graph.variables(network.json) if name in names]
+    if clash:
+        raise UsageError(
+            f"export_onnx(): a variable has the name of an output of the file, {first_few(clash)}: "
+            "rename it."
+        )
     axes = _batch_axes(float32, batch_axis)
     translated = translate(network, axes, lambda edges: network.run(network.inputs, edges))
     about = {"dtype": dtype, "producer": "gluon_amp", **metadata}
@@ -153,7 +167,6 @@ def export_onnx(
         raise type(error)(
             error.errno, f"The ONNX file was not written ({error.strerror})", path
         ) from error
-    names = output_names(len(network.outputs))
     return ExportReport(
         path,
         len(model),
@@ -196,6 +209,11 @@ def _batch_axes(
         if batch_axis is None or isinstance(batch_axis, int)
         else list(batch_axis)
     )
+    if not all(axis is None or isinstance(axis, int) for axis in axes):
+        raise TypeError(
+            f"export_onnx() got batch_axis={batch_axis!r}, expected an axis, None or one of these "
+            "for each input."
+        )
     if len(axes) != len(names):
         raise UsageError(
             f"export_onnx() got {len(axes)} axes of the batch, expected one for each of the "
@@ -219,16 +237,16 @@ def _batch_axes(
     axes = dict(zip(names, axes))
     try:
         network.shapes(network.inputs)
-    except UsageError as error:
+    except ShapeError as error:
         raise UsageError(
-            f"export_onnx(): as a graph the net does not accept these inputs ({error}): hybridize "
-            "it, and make it run."
+            f"export_onnx(): as a graph the net does not accept these inputs ({error}): pass a "
+            "batch as in training, and make the net run hybridized."
         ) from None
     if sizes:
         size = next(iter(sizes.values()))
         try:
             network.shapes(with_batch(network.inputs, axes, size + 1))
-        except UsageError as error:
+        except ShapeError as error:
             raise UsageError(
                 f"export_onnx(): the net accepts a batch of {size} alone ({error}): pass "
                 "batch_axis=None, and the file accepts that batch."

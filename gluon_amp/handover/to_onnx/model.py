@@ -2,7 +2,7 @@
 
 import importlib
 from types import ModuleType
-from typing import Dict, List, Mapping, Sequence, Tuple, Union
+from typing import Dict, List, Mapping, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -10,6 +10,8 @@ from gluon_amp.base.messages import UsageError, reason_of
 from gluon_amp.handover.network import Edge
 from gluon_amp.handover.to_onnx.translate import Translated
 from gluon_amp.handover.to_onnx.writer import IR_VERSION, OPSET, Tensor
+
+LARGEST = 2**31 - 2**20  # bytes of the weights in one file, as protobuf holds less than 2 GiB
 
 
 def packages() -> Tuple[ModuleType, ModuleType]:
@@ -41,10 +43,17 @@ def encode(
     helper, numpy_helper = onnx.helper, onnx.numpy_helper
     writer = translated.writer
     inputs = {**translated.inputs, **{translated.names[e]: translated.tensors[e] for e in given}}
-    wanted = [translated.names[edge] for edge in outputs]
+    needed, read = _needed(writer.nodes, [translated.names[edge] for edge in outputs], inputs)
+    weights = {name: value for name, value in writer.constants.items() if name in read}
+    size = sum(value.nbytes for value in weights.values())
+    if size > LARGEST:
+        raise UsageError(
+            f"export_onnx(): the weights have {size / 1e9:.1f} GB, and an ONNX file holds 2.1 GB: "
+            "pass policy='float16', which halves them, or export the net in parts."
+        )
     nodes = [
-        helper.make_node(op, read, names, name=names[0], **_attributes(attributes))
-        for op, read, names, attributes in _needed(writer.nodes, wanted, inputs)
+        helper.make_node(op, of, names, name=names[0], **_attributes(attributes))
+        for op, of, names, attributes in needed
     ]
     infos = []
     for name, edge in zip(output_names(len(outputs)), outputs):
@@ -55,7 +64,7 @@ def encode(
         "gluon_amp",
         [_info(name, one, writer.batch.size) for name, one in inputs.items()],
         infos,
-        [numpy_helper.from_array(value, name) for name, value in writer.constants.items()],
+        [numpy_helper.from_array(value, name) for name, value in weights.items()],
     )
     model = helper.make_model(
         graph,
@@ -67,15 +76,17 @@ def encode(
     return model.SerializeToString()
 
 
-def _needed(nodes: Sequence[tuple], wanted: Sequence[str], inputs: Mapping[str, Tensor]) -> list:
-    """Return the nodes that these tensors need, where the inputs are given."""
-    pending, found = {*wanted}, []
+def _needed(
+    nodes: Sequence[tuple], wanted: Sequence[str], inputs: Mapping[str, Tensor]
+) -> Tuple[list, Set[str]]:
+    """Return the nodes that these tensors need, where the inputs are given, and what they read."""
+    needed, found = {*wanted}, []
     for node in reversed(nodes):
         _, read, names, _ = node
-        if not pending.isdisjoint({*names} - {*inputs}):
+        if not needed.isdisjoint({*names} - {*inputs}):
             found.append(node)
-            pending.update(read)
-    return found[::-1]
+            needed.update(read)
+    return found[::-1], needed
 
 
 def output_names(count: int) -> List[str]:

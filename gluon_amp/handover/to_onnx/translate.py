@@ -5,8 +5,9 @@ from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequenc
 
 import numpy as np
 
+from gluon_amp import graph
 from gluon_amp.base.messages import UsageError
-from gluon_amp.graph import NUMPY_NAMES
+from gluon_amp.graph import NUMPY_NAMES, tuple_of
 from gluon_amp.handover.network import Edge, Network
 from gluon_amp.handover.to_onnx import (
     activations,
@@ -81,12 +82,13 @@ def translate(
     outputs: Dict[int, List[int]] = {}
     for i, k in sorted(read):
         outputs.setdefault(i, []).append(k)
-    inputs, unread = {}, {}
+    variables, used = {}, set()
     for i, json in enumerate(network.nodes):
         if json["op"] == "null" and i not in constant and (i, 0) in tensors:
             names[i, 0] = json["name"]
             tensors[i, 0] = tensors[i, 0]._replace(name=json["name"])
-            (inputs if i in outputs else unread)[json["name"]] = tensors[i, 0]
+            variables[json["name"]] = tensors[i, 0]
+            used.update([json["name"]] if i in outputs else [])
         if i not in outputs or i in constant or json["op"] == "null":
             continue
         found = _translated(_node(network, i, tensors, outputs[i]), writer)
@@ -94,8 +96,8 @@ def translate(
             if (i, k) in tensors:
                 names[i, k] = name
                 tensors[i, k] = tensors[i, k]._replace(name=name)
-    if writer.reads_batch and batch.input in unread:
-        inputs[batch.input] = unread[batch.input]
+    used.update([batch.input] if writer.reads_batch else [])
+    inputs = {name: variables[name] for name in network.inputs if name in used}
     return Translated(writer, names, tensors, inputs)
 
 
@@ -113,7 +115,8 @@ def _tensors(
 ) -> Tuple[Dict[Edge, Tensor], Batch]:
     """Return what is known of each edge: its shape, dtype, and how it follows the batch."""
     shapes, dtypes = network.shapes(network.inputs), network.dtypes()
-    followed = {name: axis for name, axis in batch_axes.items() if axis is not None}
+    there = {*graph.variables(network.json)}
+    followed = {n: axis for n, axis in batch_axes.items() if axis is not None and n in there}
     if not followed:
         none = {edge: (0,) * len(shape) for edge, shape in shapes.items()}
         return _with(shapes, none, dtypes), Batch("", 0, 1)
@@ -167,7 +170,13 @@ def _constants(network: Network, tensors: Dict[Edge, Tensor]) -> Set[int]:
         outputs = outputs_of.get(i, [])
         if node["op"] in ("shape_array", "size_array"):
             outputs = [tensors[tuple(node["inputs"][0][:2])]]  # its sizes are the values
-        fixed = all(one.fixed for one in outputs) and all(k in constant for k in depends)
+        # MXNet infers an unknown size from what reads the node, so that it cannot run by itself
+        unknown = not network.numpy and 0 in tuple_of(node["attrs"].get("shape", "None"))
+        fixed = (
+            not unknown
+            and all(one.fixed for one in outputs)
+            and all(k in constant for k in depends)
+        )
         if fixed and not RANDOM.search(node["op"]):
             constant.add(i)
     return constant

@@ -6,7 +6,14 @@ import numpy as np
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.handover.network import Edge, Network
-from gluon_amp.handover.rounding import distance, effect_of_rounding, largest, mean_distance
+from gluon_amp.handover.rounding import (
+    distance,
+    effect_of_rounding,
+    largest,
+    like,
+    mean_distance,
+    refuse_without_numbers,
+)
 from gluon_amp.handover.to_onnx.model import Session, encode, output_names
 from gluon_amp.handover.to_onnx.parts import Part, compared, last_before_decisions, levels_of
 from gluon_amp.handover.to_onnx.translate import Translated, with_batch
@@ -54,8 +61,10 @@ def compare(
         sizes = [inputs[n].shape[axis] for n, axis in batch_axes.items() if axis is not None]
         about = (sizes[0] if sizes else None, kind)
         allowed = effect_of_rounding(network, inputs, dtype=dtype)
-        against = CAST if network.cast else FLOAT32
-        own = [*_rows(about, against, found, network.run(inputs), allowed)]
+        against, expected = CAST if network.cast else FLOAT32, network.run(inputs)
+        if kind == "given":
+            refuse_without_numbers(expected, "export_onnx")
+        own = [*_rows(about, against, found, expected, allowed)]
         decided = max(levels_of(network)) > 0 and any(map(_proves_little, own))
         if decided:
             parts = compared(network, translated, inputs, dtype)
@@ -99,14 +108,7 @@ def _trials(
     random = np.random.RandomState(0)
     for size in sizes:
         sized = inputs if size is None else with_batch(inputs, batch_axes, size)
-        yield "random", {n: _like(v, n in indices, random) for n, v in sized.items()}
-
-
-def _like(value: np.ndarray, indices: bool, random: np.random.RandomState) -> np.ndarray:
-    """Return random values of the same mean and deviation; of indices, the given ones mixed."""
-    if indices:
-        return random.permutation(value.ravel()).reshape(value.shape)
-    return random.normal(value.mean(), value.std() or 1, value.shape).astype(value.dtype)
+        yield "random", {n: like(v, indices.get(n), random) for n, v in sized.items()}
 
 
 def _rows(
