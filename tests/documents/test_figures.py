@@ -77,6 +77,18 @@ def test_the_coverage_is_its_casts():
     assert f"{good} of {len(casts)} casts of {len(networks)} networks are good" in page
 
 
+def test_the_steps_of_the_first_page_are_those_of_the_benchmark():
+    steps = {c["label"]: c["median_seconds"] for c in load(BENCHMARKS / "step.json")["cases"]}
+    first = prose("docs/guide/first_network.md")
+    for row, case in (
+        ("1. default: stock float32", "float32"),
+        ("2. cast to `float16`, no loss scale", "float16, no loss scale"),
+        ("3. the same with a dynamic loss scale", "float16"),
+        ("cast to `bfloat16`, which needs no scale", "bfloat16"),
+    ):
+        assert f"| {row} | {1000 * steps[case]:.0f} |" in first
+
+
 def input_medians():
     """The medians of the input page's rounds: images a second of three readers."""
     page = text_of("docs/benchmarks/input.md")
@@ -280,15 +292,6 @@ def test_the_changelog_and_pages_in_words_have_no_other_figures():
         f"{same / theirs:.1f} times with one, too.",
         f"{layouts} changes of layout in a bfloat16 step of ResNet-50.",
     ]
-    steps = {c["label"]: c["median_seconds"] for c in load(BENCHMARKS / "step.json")["cases"]}
-    first = prose("docs/guide/first_network.md")
-    for row, case in (
-        ("1. default: stock float32", "float32"),
-        ("2. cast to `float16`, no loss scale", "float16, no loss scale"),
-        ("3. the same with a dynamic loss scale", "float16"),
-        ("cast to `bfloat16`, which needs no scale", "bfloat16"),
-    ):
-        assert f"| {row} | {1000 * steps[case]:.0f} |" in first
     changelog = prose("CHANGELOG.md")
     assert [figure for figure in figures if figure not in changelog] == []
     assert unexplained(changelog, [*figures, "32 images at once instead of 2 times 16"]) == []
