@@ -74,6 +74,9 @@ def on_post_page(output, page, config):
         output = re.sub(r'(href="(?![a-z]+:)[^"#]+)\.(?:md|ipynb)(?=["#])', r"\1.html", output)
     if 'class="mermaid"' not in output:
         return output
+    # a frame that scrolls, as a diagram is wider than a phone
+    frame = r'<div class="diagram">\g<0></div>'
+    output = re.sub(r'(?s)<pre class="mermaid">.*?</pre>', frame, output)
     script = f'<script src="{get_relative_url(MERMAID, page.file.url)}"></script>'
     return output.replace("</head>", f"{script}</head>", 1)
 

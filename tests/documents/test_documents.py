@@ -15,8 +15,6 @@ import pytest
 import gluon_amp as amp
 from tests import ROOT
 
-import mxnet as mx
-
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
     for pattern in ("*.md", "docs/**/*.md", "notebooks/**/*.ipynb")
@@ -163,31 +161,6 @@ def test_wrong_commands_are_noticed(monkeypatch, capsys):
 # --------------------------------------------------------------------------------------- snippets
 
 
-@pytest.fixture
-def namespace():
-    """What the documents' snippets take for granted: a small net, a batch, a symbol, iterators."""
-    mx.random.seed(0)
-    rng = np.random.RandomState(0)
-    net = mx.gluon.nn.HybridSequential()
-    net.add(mx.gluon.nn.Dense(8, activation="relu"), mx.gluon.nn.BatchNorm(), mx.gluon.nn.Dense(2))
-    net.initialize()
-    data, label = mx.nd.array(rng.randn(16, 4)), mx.nd.array(rng.randint(0, 2, 16))
-    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=2, name="fc")
-    return {
-        "amp": amp,
-        "mx": mx,
-        "autograd": mx.autograd,
-        "net": net,
-        "data": data,
-        "label": label,
-        "loss_fn": mx.gluon.loss.SoftmaxCrossEntropyLoss(),
-        "batch_size": 16,
-        "symbol": mx.sym.SoftmaxOutput(symbol, name="softmax"),
-        "train_iter": mx.io.NDArrayIter(data, label, 8),
-        "val_iter": mx.io.NDArrayIter(data, label, 8),
-    }
-
-
 SNIPPETS = [
     name
     for name in DOCUMENTS
@@ -198,8 +171,9 @@ SNIPPETS = [
 
 
 @pytest.mark.parametrize("document", SNIPPETS)
-def test_snippets_run(document, namespace, tmp_path, monkeypatch):
+def test_snippets_run(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    namespace = {}
     for number, snippet in enumerate(blocks(text_of(document), "python"), 1):
         exec(compile(snippet, f"{document}, snippet {number}", "exec"), namespace)
 
