@@ -320,6 +320,14 @@ def test_a_module_is_exported_without_its_label(tmp_path):
     np.testing.assert_allclose(run(tmp_path / "net.onnx", x)[0], expected, atol=2e-3)
 
 
+def test_recurrent_weights_are_float16_in_a_mixed_file(tmp_path):
+    layer = mx.gluon.rnn.LSTM(100, input_size=100)
+    layer.initialize()
+    x, path = nd.random.normal(shape=(2, 1, 100)), tmp_path / "net.onnx"
+    report = amp.export_onnx(layer, path, x, policy="float16", batch_axis=1)
+    assert 160_000 < report.size < 170_000  # 80,800 weights
+
+
 def test_weights_that_no_file_holds_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(model, "LARGEST", 1000)
     net = nn.Dense(10, in_units=30)
