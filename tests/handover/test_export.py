@@ -7,7 +7,10 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.base.messages import UsageError
+from gluon_amp.handover.network import network_of
+from gluon_amp.handover.rounding import distance
 from gluon_amp.handover.to_onnx import model, translate
+from gluon_amp.handover.to_onnx.parts import compared
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -265,6 +268,27 @@ def test_what_ties_decide_is_compared_part_by_part(tmp_path):
     assert {row.output for row in half.rows if row.allowed} == {"part 0", "part 1"}
 
 
+def test_first_states_behind_a_decision():
+    """They are zeros of an unknown size, which only the layer that reads them knows."""
+    mx.random.seed(0)
+    net, lstm = nn.HybridSequential(), mx.gluon.rnn.LSTM(4, layout="NTC")
+    net.add(nn.Dense(8), nn.HybridLambda(lambda F, x: F.topk(x, k=2)), nn.Embedding(8, 3), lstm)
+    net.initialize(mx.init.Normal(1))
+    network = network_of(net, (nd.random.normal(shape=(4, 5)),), "f")
+    found = translate.translate(network, {"data": 0}, lambda e: network.run(network.inputs, e))
+    parts = [*compared(network, found, network.inputs, "float32")]
+    assert [part.number for part in parts] == [0, 1]
+    for part in parts:
+        assert all(map(np.less_equal, map(distance, part.found, part.expected), part.allowed))
+
+
+def test_a_decision_about_the_inputs(tmp_path):
+    net = nn.HybridLambda(lambda F, x: F.argmax(x, axis=1))
+    x = nd.array(1 + 2.0**-23 * np.array([[0, 3, 1, 2], [3, 0, 1, 2]]))
+    report = amp.export_onnx(net, tmp_path / "net.onnx", x)
+    assert {row.output for row in report.rows if row.inputs == "given"} == {"part 1"}
+
+
 @pytest.mark.parametrize("op, part", [("FullyConnected", 0), ("topk", 1)])
 def test_a_fault_before_or_behind_a_decision_is_found(op, part, tmp_path, monkeypatch):
     net, x = ranked()
@@ -294,6 +318,14 @@ def test_a_module_is_exported_without_its_label(tmp_path):
     module.forward(mx.io.DataBatch([x], [nd.zeros(2)]), is_train=False)
     expected = module.get_outputs()[0].asnumpy()
     np.testing.assert_allclose(run(tmp_path / "net.onnx", x)[0], expected, atol=2e-3)
+
+
+def test_recurrent_weights_are_float16_in_a_mixed_file(tmp_path):
+    layer = mx.gluon.rnn.LSTM(100, input_size=100)
+    layer.initialize()
+    x, path = nd.random.normal(shape=(2, 1, 100)), tmp_path / "net.onnx"
+    report = amp.export_onnx(layer, path, x, policy="float16", batch_axis=1)
+    assert 160_000 < report.size < 170_000  # 80,800 weights
 
 
 def test_weights_that_no_file_holds_are_refused(tmp_path, monkeypatch):

@@ -66,6 +66,8 @@ def compared(
             for edge in _results(network, levels, number)
             if edge in translated.names and translated.tensors[edge].value is None
         ]
+        if not results:  # the first decision is about the inputs
+            continue
         part, given = _part(network, levels, number, results)
         # what stands behind a decision is moved by rounding, and what stands before it is not
         read = sorted({edge for edge in _read(network, levels, number) if edge in translated.names})
@@ -117,8 +119,8 @@ def _results(network: Network, levels: List[int], number: int) -> List[Edge]:
     for i, node in enumerate(network.nodes):
         if levels[i] > number:
             found |= {tuple(e[:2]) for e in node["inputs"] if levels[e[0]] == number}
-    variables = {i for i, node in enumerate(network.nodes) if node["op"] == "null"}
-    return sorted(edge for edge in found if edge[0] not in variables)
+    # Zeros that a recurrent layer begins with may have the size that this layer needs.
+    return sorted(edge for edge in found if network.nodes[edge[0]]["inputs"])
 
 
 def _read(network: Network, levels: List[int], number: int) -> Set[Edge]:
@@ -128,7 +130,7 @@ def _read(network: Network, levels: List[int], number: int) -> Set[Edge]:
         for i, node in enumerate(network.nodes)
         if levels[i] == number
         for entry in node["inputs"]
-        if levels[entry[0]] < number and network.nodes[entry[0]]["op"] != "null"
+        if levels[entry[0]] < number and network.nodes[entry[0]]["inputs"]
     }
 
 
@@ -140,7 +142,7 @@ def _part(
     entering = {tuple(e[:2]) for node in network.nodes for e in node["inputs"]} | {*results}
     for i, node in enumerate(network.nodes):
         decided = levels[i] == number and canonical(node["op"]) in DECIDING
-        if node["op"] == "null" or (levels[i] == number and not decided):
+        if not node["inputs"] or (levels[i] == number and not decided):
             out.copy(node, [out.remap(entry) for entry in node["inputs"]])
         elif levels[i] < number or decided:
             for edge in sorted(edge for edge in entering if edge[0] == i):

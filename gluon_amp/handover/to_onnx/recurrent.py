@@ -39,7 +39,7 @@ def rnn(n: Node, w: Writer) -> List[str]:
             len(states) + 1,
             MODES[mode][0],
             value,
-            *[w.constant(one, "weights") for one in weights],
+            *[_wide(w.constant(one, "weights"), one.dtype.name, n, w) for one in weights],
             "",
             *first,
             hidden_size=n.integer("state_size"),
@@ -52,9 +52,14 @@ def rnn(n: Node, w: Writer) -> List[str]:
     return [w.back(one, n) for one in [value, *joined]]
 
 
+def _wide(value: str, dtype: str, n: Node, w: Writer) -> str:
+    """Return weights in the wide dtype; those of a mixed file are stored in float16."""
+    return value if dtype == n.wide else w.cast(value, n.wide)
+
+
 def _weights(n: Node, layers: int, ways: int) -> List[List[np.ndarray]]:
     """Return W, R and B of ONNX for each layer from MXNet's vector."""
-    packed, size = n.inputs[1].value.astype(n.wide), n.integer("state_size")
+    packed, size = n.inputs[1].value, n.integer("state_size")
     order, at = MODES[n.text("mode")][1], 0
 
     def take(*shape: int) -> np.ndarray:

@@ -167,7 +167,7 @@ def refuse_differences(
 def _first(network: Network, translated: Translated, dtype: str) -> str:
     """Return the first operator whose result differs, for the given inputs, as a clause."""
     edges = [edge for edge in sorted(translated.names) if translated.tensors[edge].value is None]
-    edges = [edge for edge in edges if network.nodes[edge[0]]["op"] != "null"]
+    edges = [edge for edge in edges if network.nodes[edge[0]]["inputs"]]
     for begin in range(0, len(edges), AT_ONCE):
         some = edges[begin : begin + AT_ONCE]
         edge = _first_among(some, network, translated, dtype)
