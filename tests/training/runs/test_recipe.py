@@ -49,18 +49,18 @@ def test_a_recipe_cannot_be_changed():
 @pytest.mark.parametrize(
     "line, sentence",
     [
-        ("--dtype float16 --amp", "--amp and --dtype float16 are two ways to choose a dtype"),
+        ("--dtype float16 --amp", "--amp and --dtype both choose the dtype: give one"),
         ("--cpus 2 --gpus 0", "--cpus and GPUs were both asked for"),
         ("--resume auto", "--resume auto looks into --save-dir"),
-        ("--resume a --resume-epoch 3", "--resume and --resume-epoch are two ways"),
+        ("--resume a --resume-epoch 3", "--resume and --resume-epoch both choose where to resume"),
         ("--resume-epoch 3", "--resume-epoch and --resume-params belong together"),
         ("--epochs 3 --warmup-epochs 3", "--warmup-epochs 3 leaves none of --num-epochs 3"),
         ("--warmup-epochs 24", "--warmup-epochs 24 leaves none of --num-epochs 24"),  # the digits'
-        ("--from-scratch --pretrained-file a", "are two ways to begin"),
+        ("--from-scratch --pretrained-file a", "both choose the first weights"),
         ("--from-scratch --freeze-features", "--freeze-features keeps features"),
         ("--crop-ratio 0.001 --input-size 224", "give at least 0.014 for --input-size 224"),
         ("--data-dir absent", "--data-dir absent was not found: give the folder that"),
-        ("--image-folder . --data-dir .", "--image-folder and --data-dir both name the data"),
+        ("--image-folder . --data-dir .", "--image-folder and --data-dir both choose the data"),
         ("--mode module --mixup", "--mode module has no --mixup"),
         ("--mode module --ema-decay 0.9", "--mode module has no --ema-decay"),
         ("--mode module --load-epoch 2", "--load-epoch reads from --model-prefix"),
@@ -113,6 +113,14 @@ def test_a_shorter_run_warms_up_for_the_same_share_of_it(line, warmup):
     assert recipe.warmup_epochs == pytest.approx(warmup)
     schedule = Schedule(1.0, recipe.num_epochs, 6, "constant", recipe.warmup_epochs)
     assert schedule(recipe.num_epochs - 1, 5) == 1.0
+
+
+@pytest.mark.parametrize(
+    "line, batch",
+    [("", 128), ("--epochs 23", 32), ("--epochs 2 --batch-size 64", 64), ("--epochs 99", 128)],
+)
+def test_a_shorter_run_on_the_digits_has_smaller_batches(line, batch):
+    assert read(line.split()).batch_size == batch
 
 
 def test_the_learning_rate_follows_the_total_batch():
