@@ -5,6 +5,7 @@ Importing this file needs the standard library alone.
 
 import argparse
 import contextlib
+import io
 import math
 import os
 import shutil
@@ -78,6 +79,8 @@ def status_of(program: str, work: Callable[[], Optional[int]], failures: tuple =
     """
     if sys.stdout is None:  # closed, as by `>&-`
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may not have all that is printed
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         status = work() or 0
         sys.stdout.flush()

@@ -11,8 +11,6 @@ import pytest
 from gluon_amp.base.messages import UsageError, from_extra
 from gluon_amp.training import command_line
 from gluon_amp.training.command_line import real, several, split_at_dashes, status_of, whole
-from gluon_amp.training.tables.figure import styled
-from gluon_amp.training.tables.statistics import statsmodels
 from tests.training.runs.scripts import environment
 
 
@@ -137,20 +135,3 @@ def test_a_missing_package_is_one_sentence_with_the_extra():
         "--plot needs no_such_one: run `pip install -c constraints.txt 'gluon-amp[results]'`."
     )
     assert caught.value.__suppress_context__
-
-
-@pytest.mark.parametrize(
-    ("package", "extra", "use"),
-    [
-        ("matplotlib.style", "results", styled().__enter__),
-        ("statsmodels.stats", "results", statsmodels),
-        ("tqdm", "data", command_line.tqdm),
-    ],
-)
-def test_the_users_of_an_extra_name_it(package, extra, use, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    name = package.partition(".")[0]
-    with pytest.raises(UsageError) as caught:
-        use()
-    assert str(caught.value).startswith(f"{name} is not installed: run `pip install ")
-    assert str(caught.value).endswith(f" 'gluon-amp[{extra}]'`.")

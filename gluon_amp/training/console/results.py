@@ -127,7 +127,8 @@ def write(table: Table, output: Path, note: str, command: str) -> Tuple[Path, ..
     paths = tuple(output / f"results.{suffix}" for suffix in ("md", "json", "csv", "png"))
     paths[0].write_text(render.page(table, note, command), encoding="utf-8")
     values = {**table.as_dict(), "note": note, "command": command}
-    paths[1].write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
-    paths[2].write_text(render.as_csv(table))
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    paths[1].write_text(text, encoding="utf-8")
+    paths[2].write_text(render.as_csv(table), encoding="utf-8")
     figure.draw(table, paths[3])
     return paths

@@ -136,13 +136,6 @@ def test_log_lines_are_gluoncvs(lines):
     assert validated == "[Epoch 3] validated 10/10"
 
 
-def test_advice_fits_80_columns_behind_the_loggers_name():
-    text = logging.Formatter(logging.BASIC_FORMAT).format(
-        logging.LogRecord(log.logger.name, logging.INFO, "", 0, log.INPUT_BOUND, (), None)
-    )
-    assert max(map(len, text.splitlines())) <= 80
-
-
 def test_a_skipped_step_is_logged_and_counted(lines):
     loop = small_loop(dtype="float16", log_interval=0)
     # gradients past 65504, at every scale
