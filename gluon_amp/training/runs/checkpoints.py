@@ -85,7 +85,7 @@ class Position(NamedTuple):
         if self.samples % batch:
             raise UsageError(
                 f"the checkpoint was written after {self.samples} samples of epoch {self.epoch}, "
-                f"which is inside a batch of {batch}: go on with batches that divide it."
+                f"which is inside a batch of {batch}: continue with a batch that divides it."
             )
         return self.samples // batch
 

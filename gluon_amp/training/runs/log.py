@@ -28,7 +28,7 @@ VALIDATED = "[Epoch %d] validated %d/%d"
 WAITED = "[Epoch %d] waited for data: %.0f %% of the time"
 INPUT_BOUND = (
     "Loading images slows down training:\n"
-    "use one of --num-workers for each core, pack the images with gluon-amp\n"
+    "give --num-workers a thread for each core, pack the images with gluon-amp\n"
     "pack, or resize them once to 256 pixels; --test-io measures loading."
 )
 UNREADABLE = "[Epoch %d] %s"

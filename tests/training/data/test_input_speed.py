@@ -2,10 +2,7 @@
 
 import itertools
 
-from gluon_amp.training.data.input_speed import (
-    WARM_UP,
-    images_per_second,
-)
+from gluon_amp.training.data.input_speed import WARM_UP, images_per_second
 
 import mxnet as mx
 

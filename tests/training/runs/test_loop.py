@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.training.data import (
-    TrainingBatches,
-    ValidationBatches,
-)
+from gluon_amp.training.data import TrainingBatches, ValidationBatches
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs import loop as loop_module
 from gluon_amp.training.runs.engines.gluon import GluonEngine
