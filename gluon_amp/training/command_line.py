@@ -34,7 +34,8 @@ class HelpFormatter(argparse.HelpFormatter):
         )
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n".join(indent + line for line in self._split_lines(text, width))
+        paragraphs = (self._split_lines(each, width) for each in text.split("\n\n"))
+        return "\n\n".join("\n".join(indent + line for line in lines) for lines in paragraphs)
 
 
 class Parser(argparse.ArgumentParser):

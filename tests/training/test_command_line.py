@@ -115,7 +115,6 @@ def test_an_output_that_is_closed_or_full_or_whose_reader_leaves(to, status, err
 @pytest.mark.parametrize(
     ("line", "near"),
     [
-        ("--dtpe float16", " (did you mean '--dtype'?)"),
         ("--dtpe=float16", " (did you mean '--dtype'?)"),
         ("float16", ""),
     ],

@@ -49,8 +49,8 @@ def parse(arguments: Sequence[str], prog: str) -> Tuple[argparse.Namespace, Tupl
         prog=prog,
         usage="%(prog)s [OPTION ...] [-- OPTIONS]",
         description=DESCRIPTION,
-        epilog="The OPTIONS after -- go to every run: gluon-amp results --seeds 3 -- --num-epochs "
-        "6 trains 6 epochs in each. Those of a run are in gluon-amp train --help.",
+        epilog="OPTIONS go to every run; gluon-amp train --help, or that of the recipe's command, "
+        "lists them:\n\n%(prog)s --seeds 3 -- --num-epochs 6",
     )
     add = parser.add_argument
     recipes = f"{TITLES} (default: digits)"

@@ -58,7 +58,8 @@ def train_parser(prog: Optional[str] = None) -> TrainingParser:
         description="Train an image classifier in float32, or in mixed precision with --dtype "
         "float16, mixed_float16 or bfloat16.",
         epilog="Without ImageNet, it trains on handwritten digits, with these defaults: "
-        f"{digits}; --lr {DATA_DEFAULTS['digits']['lr_per_256']} * total batch / 256.",
+        f"{digits}; --lr {DATA_DEFAULTS['digits']['lr_per_256']} * total batch / 256; and in a run "
+        f"of fewer epochs --batch-size {DATA_DEFAULTS['digits']['short_batch']}.",
     )
 
 

@@ -15,7 +15,6 @@ from mxnet.gluon.model_zoo import vision
         ("resnet-v1", 50, "resnet50_v1"),
         ("resnet", None, "resnet50_v2"),
         ("mobilenet", None, "mobilenet1.0"),
-        ("resnet50_v1", 50, "resnet50_v1"),
     ],
 )
 def test_names_of_mxnets_examples(name, layers, full):
