@@ -23,8 +23,8 @@ from mxnet.gluon import Block, HybridBlock
 FEATURE_DIGITS = range(5)
 FEATURE_EPOCHS = 8
 PRETRAINS = (
-    f"No model zoo has weights for the digits: training on the digits 0 to 4 for {FEATURE_EPOCHS} "
-    "epochs first,\nwhich takes a minute or two."
+    "No model zoo has weights for the digits: training on the digits 0 to 4 first,\n"
+    f"for {FEATURE_EPOCHS} epochs, which takes a minute or two."
 )
 
 

@@ -40,7 +40,7 @@ def test_features_are_copied_and_the_head_is_new(monkeypatch, caplog):
         }
 
     equal = copied()
-    assert "training on the digits 0 to 4 for 8 epochs first" in caplog.text
+    assert "training on the digits 0 to 4 first,\nfor 8 epochs" in caplog.text
     assert equal.pop("dense0_weight") is False
     assert all(equal.values()) and len(equal) > 5
     assert not any(copied("--from-scratch").values())
