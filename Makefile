@@ -41,7 +41,7 @@ $(VENV)/.setup: $(VENV)/.train $(VENV)/.kernels
 	$(INSTALL) -e '.[$(TOOLS)]'
 	@touch $@
 
-train: $(VENV)/.train $(VENV)/.kernels ## train in float16 (ARGS='--num-epochs 2' appends options)
+train: $(VENV)/.train $(VENV)/.kernels ## train in float16 (ARGS='--num-epochs 2 --batch-size 32' appends options)
 	$(BIN)/python scripts/train_imagenet.py --dtype float16 --batch-size 256 $(ARGS)
 
 # Two processes with one thread each; the tests of a file share what they prepare. Without ARGS, those

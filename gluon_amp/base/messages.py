@@ -11,6 +11,10 @@ class UsageError(ValueError):
     """A request of the user that cannot be met; the message is one sentence for the user."""
 
 
+# With the versions that run together
+PIP = "pip install -c constraints.txt"
+
+
 @contextlib.contextmanager
 def from_extra(extra: str, problem: str) -> Iterator[None]:
     """Import packages of an extra in a with block; one that is missing is a `UsageError`.
@@ -20,7 +24,7 @@ def from_extra(extra: str, problem: str) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise UsageError(f"{problem}: run `pip install 'gluon-amp[{extra}]'`.") from None
+        raise UsageError(f"{problem}: run `{PIP} 'gluon-amp[{extra}]'`.") from None
 
 
 COMPARED = 2000  # difflib takes up to a millisecond for each comparison

@@ -5,16 +5,18 @@ Importing this file needs the standard library alone.
 
 import argparse
 import contextlib
+import io
 import math
 import os
 import shutil
 import signal
 import sys
 import textwrap
+import threading
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator, List, NoReturn, Optional, Sequence, Tuple
 
-from gluon_amp.base.messages import UsageError, from_extra
+from gluon_amp.base.messages import UsageError, did_you_mean, from_extra
 
 WIDTH = 80  # columns of the help, even on a wider terminal
 
@@ -26,7 +28,14 @@ class HelpFormatter(argparse.HelpFormatter):
         super().__init__(prog, width=min(WIDTH, shutil.get_terminal_size().columns) - 2)
 
     def _split_lines(self, text: str, width: int) -> List[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+        """Break between words, and not within --the-name-of-an-option."""
+        return textwrap.wrap(
+            " ".join(text.split()), width, break_on_hyphens=False, break_long_words=False
+        )
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        paragraphs = (self._split_lines(each, width) for each in text.split("\n\n"))
+        return "\n\n".join("\n".join(indent + line for line in lines) for lines in paragraphs)
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,6 +44,13 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *arguments: Any, **options: Any):
         options.setdefault("formatter_class", HelpFormatter)
         super().__init__(*arguments, allow_abbrev=False, **options)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
+        values, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            near = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{near}")
+        return values
 
     def error(self, message: str) -> NoReturn:
         line = " ".join(message.split())  # an argument may hold line breaks
@@ -56,23 +72,58 @@ def tqdm() -> type:
     return bar
 
 
-def status_of(program: str, work: Callable[[], Optional[int]]) -> int:
-    """Do the work of a program; return its status: 0 for None, 2 after an error in one sentence."""
+def status_of(program: str, work: Callable[[], Optional[int]], failures: tuple = ()) -> int:
+    """Do the work of a program; return its exit status, after an error in one sentence.
+
+    The status is 0 for None, 2 after a `UsageError` or an `OSError`, 130 after Ctrl-C, 141 if the
+    reader of the output has left, and after an error in `failures` its `status`, or else 1.
+    """
+    if sys.stdout is None:  # closed, as by `>&-`
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a locale may not have all that is printed
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        return work() or 0
+        status = work() or 0
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        discard_output()
+        return 141
+    except KeyboardInterrupt as error:
+        status, sentence = 130, str(error) or "interrupted."
+    except failures as error:
+        status, sentence = getattr(error, "status", 1), str(error)
     except UsageError as error:
-        sentence = str(error)
+        status, sentence = 2, str(error)
     except OSError as error:
         file = f"{error.filename}: " if error.filename else ""  # a full disk has none
-        sentence = f"{file}{error.strerror or error}."
+        status, sentence = 2, f"{file}{error.strerror or error}."
+    try:
+        sys.stdout.flush()
+    except OSError:
+        discard_output()
     print(f"{program}: {sentence}", file=sys.stderr)
-    return 2
+    return status
+
+
+def discard_output() -> None:
+    """Discard what is written to standard output from now on, and what is buffered."""
+    # Otherwise Python fails again when it flushes the buffer at exit.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+# Ctrl-C, what schedulers of jobs send, and what a terminal sends when it is closed
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
 def handling_signals(numbers: Iterable[int], handler: Callable[[int, object], None]) -> Iterator:
-    """Handle signals in a with block; one that is ignored, as SIGHUP under nohup, stays ignored."""
-    before = {number: signal.getsignal(number) for number in numbers}
+    """Handle signals in a with block; one that is ignored, as SIGHUP under nohup, stays ignored.
+
+    Only the main thread may set handlers, so in another one nothing changes.
+    """
+    main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.getsignal(number) for number in numbers} if main else {}
     handled = [number for number, old in before.items() if old is not signal.SIG_IGN]
     try:
         for number in handled:

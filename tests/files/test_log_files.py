@@ -54,5 +54,6 @@ def test_events_without_tensorboard_are_refused(tmp_path, monkeypatch):
     with pytest.raises(UsageError) as caught:
         event_writer(tmp_path, "--tensorboard")
     assert str(caught.value) == (
-        "--tensorboard needs tensorboardX: run `pip install 'gluon-amp[tensorboard]'`."
+        "--tensorboard needs tensorboardX: run `pip install -c constraints.txt "
+        "'gluon-amp[tensorboard]'`."
     )

@@ -61,7 +61,7 @@ def joined(report):
 
 def test_this_machine(capsys, monkeypatch):
     monkeypatch.setenv("MXNET_SAFE_ACCUMULATION", "1")
-    monkeypatch.delenv("MXNET_FC_TRUE_FP16", raising=False)
+    monkeypatch.delenv("GLUON_AMP_BFLOAT16", raising=False)
     assert main(["--policy", "float16", "--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["ok"] is True and report["asked"] == "float16" and report["device"] == "cpu"
@@ -70,14 +70,14 @@ def test_this_machine(capsys, monkeypatch):
     policies = [item["policy"] for item in report["policies"]]
     assert policies == ["float32", "float16", "mixed_float16", "bfloat16", "fused_float32"]
     values = {item["name"]: item["value"] for item in report["environment"]}
-    assert values["MXNET_SAFE_ACCUMULATION"] == "1" and values["MXNET_FC_TRUE_FP16"] is None
+    assert values["MXNET_SAFE_ACCUMULATION"] == "1" and values["GLUON_AMP_BFLOAT16"] is None
 
     assert main(["--device", "cpu"]) == main(["--device", "cpu", "--verbose"]) == 0
     printed = capsys.readouterr().out
     brief, title, verbose = printed.partition("Environment variables (-: not set)\n")
     assert "Environment variables that are set\n" in brief and title
-    assert "MXNET_SAFE_ACCUMULATION: 1" in brief and "MXNET_FC_TRUE_FP16" not in brief
-    assert "MXNET_SAFE_ACCUMULATION: 1" in verbose and "MXNET_FC_TRUE_FP16: -" in verbose
+    assert "MXNET_SAFE_ACCUMULATION: 1" in brief and "GLUON_AMP_BFLOAT16" not in brief
+    assert "MXNET_SAFE_ACCUMULATION: 1" in verbose and "GLUON_AMP_BFLOAT16: -" in verbose
     assert max(map(len, printed.splitlines())) <= 80
 
 
@@ -126,9 +126,10 @@ def test_each_generation(pretend, capsys, gpu, about, runs, tensor_cores):
 EMULATED = "emulated by MXNet's own operators, several times slower than float32: install a C++ "
 NO_AVX512 = {"flags": "avx2 f16c", "cpu_bfloat16": False}
 FORBIDDEN = {**NO_AVX512, "all_cpu_flags": frozenset({"avx512_bf16"})}
-SLOWER = "emulated, slower than float32: the roundings of bfloat16, but"
+SLOWER = "emulated, slower than float32: the roundings of bfloat16."
 WITHOUT = "without Tensor Cores on Tesla P40: about as fast as float32, half of the memory."
 CPU = {"driver": False, "cuda": False}
+ALONE = {"native": False, "compiler": None}
 
 
 @pytest.mark.parametrize(
@@ -143,14 +144,20 @@ CPU = {"driver": False, "cuda": False}
         ([HOPPER], {}, "bfloat16", False, f"NVIDIA H100 80GB HBM3 {TOO_NEW}"),
         ([], CPU, "float32", True, "by oneDNN, on all cores."),
         ([], CPU, "float16", True, "emulated by C++ kernels: the roundings of float16, about as "),
-        ([], {**CPU, "native": False}, "float16", True, EMULATED),
+        ([], {**CPU, **ALONE}, "float16", True, EMULATED),
         ([], CPU, "compute=float8_e4m3", True, "emulated, for study: the roundings of its formats"),
-        ([], {**CPU, "native": False}, "compute=float8_e4m3", False, "emulating it takes the C++"),
+        ([], {**CPU, **ALONE}, "compute=float8_e4m3", False, "emulating it takes the C++"),
         ([], {**CPU, "flags": "amx_tile amx_bf16"}, "bfloat16", True, "by oneDNN, with AMX if "),
         ([], CPU, "bfloat16", True, "by oneDNN with AVX512_BF16: two products in the time of one"),
         ([], {**CPU, "flags": "avx512f"}, "bfloat16", True, "by oneDNN with AVX512, but without "),
-        ([], {**CPU, **NO_AVX512}, "bfloat16", True, f"{SLOWER} this CPU has no AVX512_BF16 "),
-        ([], {**CPU, **FORBIDDEN}, "bfloat16", True, f"{SLOWER} oneDNN may not use this CPU's "),
+        ([], {**CPU, **NO_AVX512}, "bfloat16", True, f"{SLOWER} This CPU has no AVX512_BF16 "),
+        (
+            [],
+            {**CPU, **FORBIDDEN},
+            "bfloat16",
+            True,
+            f"{SLOWER} oneDNN does not use the AVX51",
+        ),
         (
             [],
             {**CPU, **NO_AVX512, "native": False},
@@ -177,7 +184,7 @@ def test_how_a_policy_runs(pretend, gpus, options, policy, runs, how):
             [VOLTA],
             {"cuda": False},
             "MXNet is installed for CPUs only and uses no GPU: run `pip uninstall mxnet`, then "
-            "`pip install 'gluon-amp[cu117]'`.",
+            "`pip install -c constraints.txt 'gluon-amp[cu117]'`.",
         ),
     ],
 )
@@ -264,18 +271,55 @@ def test_the_last_line_recommends_a_policy(pretend, gpus, options, device, line)
     assert f"--dtype {report.to_dict()['recommended']['policy']} " in last
 
 
+AVX512 = {**CPU, "flags": "avx2 avx512f", "cpu_bfloat16": False}
+
+
 @pytest.mark.parametrize(
-    "name, value", [("MXNET_FC_TRUE_FP16", "1"), ("OMP_WAIT_POLICY", "ACTIVE")]
+    "name, value, harmed, others",
+    [
+        ("MXNET_FC_TRUE_FP16", "1", ([VOLTA], {}), [([], CPU), ([VOLTA], {"cuda": False})]),
+        ("OMP_WAIT_POLICY", "ACTIVE", ([], CPU), []),
+        ("GLUON_AMP_NATIVE", "0", ([], CPU), [([], {**CPU, "compiler": None})]),
+        ("GLUON_AMP_BFLOAT16", "emulated", ([], CPU), [([], AVX512), ([], {**CPU, **NO_AVX512})]),
+        ("GLUON_AMP_BFLOAT16", "native", ([], AVX512), [([], CPU), ([], {**CPU, **NO_AVX512})]),
+    ],
 )
-def test_values_that_hurt_are_warned_of(pretend, monkeypatch, name, value):
-    assert [variable.name for variable in environment.VARIABLES].count(name) == 1
-    pretend()
+def test_values_that_hurt_are_warned_of_where_they_do(
+    pretend, monkeypatch, name, value, harmed, others
+):
+    pretend(*harmed[0], **harmed[1])
     assert "WARNING" not in str(amp.doctor())
     monkeypatch.setenv(name, value)
     report = amp.doctor()
     (setting,) = (each for each in report.to_dict()["environment"] if each["name"] == name)
     assert setting["value"] == value and f"{name}: {value}" in str(report)
     assert setting["warning"] and f"WARNING: {setting['warning']}" in joined(report)
+    for gpus, options in others:
+        pretend(*gpus, **options)
+        monkeypatch.setenv(name, value)
+        assert "WARNING" not in str(amp.doctor())
+
+
+@pytest.mark.parametrize(
+    "options, variable, value, advice",
+    [
+        ({**AVX512, "native": False}, "CXX", "", "run `gluon-amp build`, which shows why"),
+        ({**AVX512, "native": False}, "GLUON_AMP_NATIVE", "0", "unset GLUON_AMP_NATIVE"),
+        ({**CPU, "native": False, "compiler": None}, "CXX", "", "install a C++ compiler"),
+        ({**CPU, **FORBIDDEN}, "DNNL_MAX_CPU_ISA", "AVX2", "of this CPU: unset DNNL_MAX_CPU_ISA."),
+    ],
+)
+def test_the_advice_is_what_helps(pretend, monkeypatch, options, variable, value, advice):
+    pretend(**options)
+    monkeypatch.setenv(variable, value)
+    assert advice in joined(amp.doctor())
+
+
+@pytest.mark.parametrize("threads, advised", [("1", False), ("8", True)])
+def test_fewer_threads_are_advised_where_there_are_several(monkeypatch, threads, advised):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    assert ("OMP_NUM_THREADS" in advice.about_load(9.0, 8)) is advised
+    assert "OMP_NUM_THREADS" not in advice.about_load(9.0, 1)
 
 
 class Library:

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import os
+import subprocess
 import sys
 
 import pytest
@@ -10,8 +11,7 @@ import pytest
 from gluon_amp.base.messages import UsageError, from_extra
 from gluon_amp.training import command_line
 from gluon_amp.training.command_line import real, several, split_at_dashes, status_of, whole
-from gluon_amp.training.tables.figure import styled
-from gluon_amp.training.tables.statistics import statsmodels
+from tests.training.runs.scripts import environment
 
 
 @pytest.mark.parametrize(
@@ -62,36 +62,75 @@ def test_arguments_after_dashes(line, own, others):
     assert split_at_dashes(line.split()) == (own.split(), tuple(others.split()))
 
 
-def test_errors_are_one_sentence(capsys):
-    def refuse():
-        raise UsageError("that cannot be.")
+def raising(error):
+    def work():
+        raise error
 
-    assert status_of("prog", lambda: None) == 0
-    assert status_of("prog", refuse) == status_of("prog", lambda: os.stat("/none")) == 2
-    error = "prog: that cannot be.\nprog: /none: No such file or directory.\n"
+    return work
+
+
+@pytest.mark.parametrize(
+    ("work", "status", "error"),
+    [
+        (lambda: None, 0, ""),
+        (raising(UsageError("that cannot be.")), 2, "prog: that cannot be.\n"),
+        (lambda: os.stat("/none"), 2, "prog: /none: No such file or directory.\n"),
+        (raising(ZeroDivisionError("0 / 0.")), 1, "prog: 0 / 0.\n"),
+        (raising(KeyboardInterrupt()), 130, "prog: interrupted.\n"),
+    ],
+)
+def test_errors_are_one_sentence(work, status, error, capsys):
+    assert status_of("prog", work, (ZeroDivisionError,)) == status
     assert capsys.readouterr() == ("", error)
+
+
+PRINTS = """
+import sys
+from gluon_amp_console import enter_without_mxnet
+enter_without_mxnet()
+from gluon_amp.training.command_line import status_of
+
+def work():
+    for _ in range(10**5):
+        print("a line of a log")
+
+sys.exit(status_of("prog", work))
+"""
+
+
+@pytest.mark.parametrize(
+    ("to", "status", "error"),
+    [
+        (">&-", 0, ""),
+        ("> /dev/full", 2, "prog: No space left on device.\n"),
+        ("| head -1; exit ${PIPESTATUS[0]}", 141, ""),
+    ],
+)
+def test_an_output_that_is_closed_or_full_or_whose_reader_leaves(to, status, error):
+    command = ["bash", "-c", f'"$0" -c "$1" {to}', sys.executable, PRINTS]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (status, error)
+
+
+@pytest.mark.parametrize(
+    ("line", "near"),
+    [
+        ("--dtpe=float16", " (did you mean '--dtype'?)"),
+        ("float16", ""),
+    ],
+)
+def test_an_option_that_does_not_exist_gets_a_near_match(line, near, capsys):
+    parser = command_line.Parser(prog="prog")
+    parser.add_argument("--dtype")
+    with pytest.raises(SystemExit):
+        parser.parse_args(line.split())
+    assert capsys.readouterr().err == f"prog: unrecognized arguments: {line}{near}\n"
 
 
 def test_a_missing_package_is_one_sentence_with_the_extra():
     with pytest.raises(UsageError) as caught, from_extra("results", "--plot needs no_such_one"):
         importlib.import_module("no_such_one")
     assert str(caught.value) == (
-        "--plot needs no_such_one: run `pip install 'gluon-amp[results]'`."
+        "--plot needs no_such_one: run `pip install -c constraints.txt 'gluon-amp[results]'`."
     )
     assert caught.value.__suppress_context__
-
-
-@pytest.mark.parametrize(
-    ("package", "extra", "use"),
-    [
-        ("matplotlib.style", "results", styled().__enter__),
-        ("statsmodels.stats", "results", statsmodels),
-        ("tqdm", "data", command_line.tqdm),
-    ],
-)
-def test_the_users_of_an_extra_name_it(package, extra, use, monkeypatch):
-    monkeypatch.setitem(sys.modules, package, None)
-    name = package.partition(".")[0]
-    with pytest.raises(UsageError) as caught:
-        use()
-    assert str(caught.value) == f"{name} is not installed: run `pip install 'gluon-amp[{extra}]'`."

@@ -40,4 +40,4 @@ def doctor(policy: Optional[str] = None, device: Optional[str] = None) -> Report
     machine = detection.read_machine()
     device = device or advice.default_device(machine)
     outcomes = advice.outcomes(machine, device, policy)
-    return Report(machine, device, outcomes, environment.settings(), policy)
+    return Report(machine, device, outcomes, environment.settings(machine), policy)

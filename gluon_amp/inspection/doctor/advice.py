@@ -6,8 +6,10 @@ on no other X; only PTX is compiled for later ones ("Binary Compatibility" in NV
 Programming Guide). Tensor Cores came with 7.0, but the chips TU116 and TU117 have none.
 """
 
+import os
 from typing import FrozenSet, List, NamedTuple, Optional, Tuple
 
+from gluon_amp.base.messages import PIP
 from gluon_amp.inspection.doctor.detection import Gpu, Machine
 from gluon_amp.policy import FUSED, PRESETS, Policy
 
@@ -66,7 +68,7 @@ def about_no_gpu(machine: Machine) -> str:
     if machine.driver.gpus and not machine.cuda_build:
         return (
             "MXNet is installed for CPUs only and uses no GPU: run `pip uninstall mxnet`, then "
-            "`pip install 'gluon-amp[cu117]'`."
+            f"`{PIP} 'gluon-amp[cu117]'`."
         )
     if machine.driver.gpus:
         return ""
@@ -75,14 +77,19 @@ def about_no_gpu(machine: Machine) -> str:
     return "the NVIDIA driver finds no GPU; see CUDA_VISIBLE_DEVICES and `nvidia-smi`."
 
 
-def about_load(machine: Machine) -> str:
-    """Return a warning if other programs leave too few cores; '' if they do not."""
-    if machine.load is None or not 0 < machine.all_cores < machine.load:
+def about_load(load: Optional[float], cores: int) -> str:
+    """Return a warning if other programs leave too few cores; '' if they do not.
+
+    `load` is that of the last minute, or None; `cores` are those of the machine, 0 if unknown.
+    """
+    if load is None or not 0 < cores < load:
         return ""
+    single = cores == 1 or os.environ.get("OMP_NUM_THREADS") == "1"
+    fewer = "" if single else ", or give MXNet fewer threads (OMP_NUM_THREADS)"
     return (
-        f"the load, {machine.load:.1f}, exceeds the {machine.all_cores} cores of this machine: "
-        "threads of MXNet wait for each other while other programs run, and a step takes several "
-        "times as long. Close them, or give MXNet fewer threads (OMP_NUM_THREADS)."
+        f"the load, {load:.1f}, exceeds the {cores} cores of this machine: threads of MXNet wait "
+        "for each other while other programs run, and a step takes several times as long. Close "
+        f"them{fewer}."
     )
 
 
@@ -174,7 +181,7 @@ def _on_gpu(machine: Machine, policy: Policy) -> Tuple[bool, str]:
 def _on_cpu(machine: Machine, policy: Policy) -> Tuple[bool, str]:
     if policy.studies:
         if not machine.native:
-            return False, "emulating it takes the C++ kernels: install a C++ compiler."
+            return False, f"emulating it takes the C++ kernels: {_how_to_get_kernels(machine)}."
         return True, "emulated, for study: the roundings of its formats, slower than float32."
     if policy.compute_dtype == FUSED and machine.native:
         return True, "by oneDNN and fused C++ kernels: float32's values, faster for images."
@@ -185,19 +192,32 @@ def _on_cpu(machine: Machine, policy: Policy) -> Tuple[bool, str]:
     if machine.native:
         return True, "emulated by C++ kernels: the roundings of float16, about as fast as float32."
     return True, (
-        "emulated by MXNet's own operators, several times slower than float32: install a C++ "
-        "compiler (`apt-get install g++`)."
+        "emulated by MXNet's own operators, several times slower than float32: "
+        f"{_how_to_get_kernels(machine)}."
     )
 
 
+def _how_to_get_kernels(machine: Machine) -> str:
+    """Return what a user can do to have the C++ kernels."""
+    if os.environ.get("GLUON_AMP_NATIVE") == "0":
+        return "unset GLUON_AMP_NATIVE"
+    if machine.compiler:
+        return "run `gluon-amp build`, which shows why its C++ kernels are missing"
+    return "install a C++ compiler (`apt-get install g++`)"
+
+
 def _without(machine: Machine) -> str:
-    """Return why bfloat16 is emulated: the CPU, or the variables that can keep it from oneDNN."""
-    if "avx512_bf16" in machine.all_cpu_flags:
-        return (
-            "oneDNN may not use this CPU's AVX512_BF16 or AMX (see DNNL_MAX_CPU_ISA, "
-            "MXNET_MKLDNN_ENABLED and GLUON_AMP_BFLOAT16)"
-        )
-    return "this CPU has no AVX512_BF16 and no AMX"
+    """Return why bfloat16 is emulated: the CPU, or the variables that keep it from oneDNN."""
+    if "avx512_bf16" not in machine.all_cpu_flags:
+        return "This CPU has no AVX512_BF16 and no AMX"
+    causes = {
+        "DNNL_MAX_CPU_ISA": "avx512_bf16" not in machine.cpu_flags,
+        "MXNET_MKLDNN_ENABLED": os.environ.get("MXNET_MKLDNN_ENABLED") == "0",
+        "GLUON_AMP_BFLOAT16": os.environ.get("GLUON_AMP_BFLOAT16", "").lower() == "emulated",
+    }
+    named = " and ".join(name for name, is_cause in causes.items() if is_cause)
+    unset = f": unset {named}" if named else ""
+    return f"oneDNN does not use the AVX512_BF16 of this CPU{unset}"
 
 
 def _bfloat16_on_cpu(machine: Machine) -> Tuple[bool, str]:
@@ -211,10 +231,9 @@ def _bfloat16_on_cpu(machine: Machine) -> Tuple[bool, str]:
         )
     if machine.native:
         return True, (
-            f"emulated, slower than float32: the roundings of bfloat16, but {_without(machine)}. "
-            "float32 with amp.Trainer trains fastest here."
+            f"emulated, slower than float32: the roundings of bfloat16. {_without(machine)}."
         )
     return False, (
         "oneDNN has no bfloat16 kernels on this CPU, and emulating it takes the C++ kernels: "
-        "install a C++ compiler (`apt-get install g++`), or use float16."
+        f"{_how_to_get_kernels(machine)}, or use float16."
     )

@@ -6,15 +6,36 @@ The effects of MXNet's variables are those of its sources at tag 1.9.1: `src/com
 """
 
 import os
-from typing import Dict, List, NamedTuple, Optional
+from typing import Callable, Dict, List, NamedTuple, Optional
+
+from gluon_amp.inspection.doctor.detection import Machine
+
+# The machines on which a variable, or a harmful value of it, has an effect
+WHERE: Dict[str, Callable[[Machine], bool]] = {
+    "anywhere": lambda machine: True,
+    "GPU": lambda machine: machine.cuda_build and bool(machine.driver.gpus),
+    "compiler": lambda machine: machine.compiler is not None,
+    "fast bfloat16": lambda machine: "avx512_bf16" in machine.cpu_flags,
+    "slow bfloat16": lambda machine: (
+        "avx512f" in machine.cpu_flags and "avx512_bf16" not in machine.cpu_flags
+    ),
+}
+
+
+class Harm(NamedTuple):
+    """What a value of a variable does wrong, and where, by the names of `WHERE`."""
+
+    warning: str
+    where: str = "anywhere"
 
 
 class Variable(NamedTuple):
-    """An environment variable, a sentence on what it does, and the harm of its harmful values."""
+    """An environment variable, a sentence on what it does, and its harmful values."""
 
     name: str
     does: str
-    warnings: Dict[str, str] = {}  # noqa: RUF012
+    harms: Dict[str, Harm] = {}  # noqa: RUF012
+    where: str = "anywhere"
 
 
 class Setting(NamedTuple):
@@ -31,17 +52,20 @@ VARIABLES = (
     Variable(
         "MXNET_CUDA_ALLOW_TENSOR_CORE",
         "0: no Tensor Cores. Default 1.",
-        {"0": "float16 will be slow, since Tensor Cores are turned off: unset it."},
+        {"0": Harm("float16 will be slow, since Tensor Cores are turned off: unset it.")},
+        "GPU",
     ),
     Variable(
         "MXNET_CUDA_TENSOR_OP_MATH_ALLOW_CONVERSION",
         "1: computes float32 convolutions in float16. Default 0.",
-        {"1": "float32 is no longer float32: unset it, and use a float16 policy."},
+        {"1": Harm("float32 is no longer float32: unset it, and use a float16 policy.")},
+        "GPU",
     ),
     Variable(
         "MXNET_FC_TRUE_FP16",
         "1: FullyConnected accumulates in float16. Default 0: in float32.",
-        {"1": "sums in FullyConnected overflow past 65504: unset it."},
+        {"1": Harm("sums in FullyConnected overflow past 65504: unset it.")},
+        "GPU",
     ),
     Variable(
         "MXNET_SAFE_ACCUMULATION",
@@ -51,12 +75,14 @@ VARIABLES = (
     Variable(
         "NVIDIA_TF32_OVERRIDE",
         "0: no TF32, in which cuDNN multiplies float32 from capability 8.0 on.",
+        where="GPU",
     ),
     Variable(
         "MXNET_CUDNN_AUTOTUNE_DEFAULT",
         "Search for the fastest convolution: 0 no, 1 within the workspace, 2 at any size. Default "
         "1: the first iterations are slow.",
-        {"0": "convolutions may use a slow algorithm without Tensor Cores: unset it."},
+        {"0": Harm("convolutions may use a slow algorithm without Tensor Cores: unset it.")},
+        "GPU",
     ),
     Variable(
         "MXNET_ENFORCE_DETERMINISM",
@@ -66,11 +92,12 @@ VARIABLES = (
         "MXNET_USE_FUSION",
         "0: no fusion of elementwise operators on a GPU. Default 1: fused operators do not round "
         "to float16 between them.",
+        where="GPU",
     ),
     Variable(
         "MXNET_MKLDNN_ENABLED",
         "0: no oneDNN on a CPU. Default 1.",
-        {"0": "bfloat16 is emulated, and float32 is slow: unset it."},
+        {"0": Harm("bfloat16 is emulated, and float32 is slow: unset it.")},
     ),
     Variable(
         "DNNL_MAX_CPU_ISA",
@@ -81,30 +108,39 @@ VARIABLES = (
         "OMP_WAIT_POLICY",
         "active: CPU threads spin between operators, which takes 8 % off a ResNet-50 step where "
         "nothing else runs. By default they sleep soon.",
-        {"active": "a step takes several times as long while other programs run: unset it there."},
+        {"active": Harm("a step takes several times as long while other programs run.")},
     ),
     Variable("MXNET_CPU_PARALLEL_SIZE", "Set by gluon_amp, so that threads keep spinning."),
     Variable("MXNET_CPU_TEMP_COPY", "Set by gluon_amp, so that MXNet keeps one scratch buffer."),
     Variable(
         "GLUON_AMP_NATIVE",
         "0: no C++ kernels. plain, avx2 or avx512: these. Default: the fastest.",
-        {"0": "emulated float16 is several times slower without the C++ kernels: unset it."},
+        {
+            "0": Harm(
+                "emulated float16 is several times slower without the C++ kernels: unset it.",
+                "compiler",
+            )
+        },
     ),
     Variable(
         "GLUON_AMP_BFLOAT16",
         "emulated or native: how a CPU runs bfloat16. Default: native with AVX512_BF16 or AMX.",
         {
-            "emulated": "with AVX512_BF16 or AMX, bfloat16 is faster by oneDNN: unset it there.",
-            "native": "without AVX512_BF16 and AMX, bfloat16 is faster emulated: unset it there.",
+            "emulated": Harm("bfloat16 is faster by oneDNN here: unset it.", "fast bfloat16"),
+            "native": Harm("bfloat16 is faster emulated here: unset it.", "slow bfloat16"),
         },
     ),
     Variable("CXX", "The compiler for the C++ kernels. Default g++, c++ or clang++."),
 )
 
 
-def settings() -> List[Setting]:
-    """Return every variable of the table as it is set in this process."""
-    values = ((variable, os.environ.get(variable.name)) for variable in VARIABLES)
-    return [
-        Setting(v.name, value, v.does, v.warnings.get((value or "").lower())) for v, value in values
-    ]
+def settings(machine: Machine) -> List[Setting]:
+    """Return the variables that have an effect on a machine, as this process has them."""
+    rows = []
+    for variable in VARIABLES:
+        if WHERE[variable.where](machine):
+            value = os.environ.get(variable.name)
+            harm = variable.harms.get((value or "").lower())
+            warning = harm.warning if harm and WHERE[harm.where](machine) else None
+            rows.append(Setting(variable.name, value, variable.does, warning))
+    return rows

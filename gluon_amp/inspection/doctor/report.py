@@ -62,7 +62,7 @@ class Report(Preformatted):
                 "compiler": machine.compiler,
                 "native": machine.native,
                 "load": machine.load,
-                "warning": advice.about_load(machine) or None,
+                "warning": self._busy() or None,
             },
             "policies": [outcome._asdict() for outcome in self.outcomes],
             "recommended": self.recommended._asdict(),
@@ -89,6 +89,9 @@ class Report(Preformatted):
         lines += [*self._environment(verbose), *self._verdict(), ""]
         return "\n".join([*lines, self.recommended.sentence(advice.default_device(self.machine))])
 
+    def _busy(self) -> str:
+        return advice.about_load(self.machine.load, self.machine.all_cores)
+
     def _versions_and_cpu(self) -> List[Tuple[str, str]]:
         m = self.machine
         wheel = " and ".join(m.wheels) or "built from source"
@@ -96,7 +99,7 @@ class Report(Preformatted):
         cores = f"{m.cores} core{'s' if m.cores != 1 else ''}" if m.cores else "cores unknown"
         features = advice.cpu_features(m.cpu_flags) or ["no instruction set that matters here"]
         kernels = "in use" if m.native else "not in use"
-        busy = advice.about_load(m)
+        busy = self._busy()
         return [
             ("Python", f"{m.python}, numpy {m.numpy}, {m.system}"),
             ("MXNet", f"{m.mxnet} ({wheel}), {cuda}"),

@@ -16,33 +16,19 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp prepa
     parser = Parser(prog=prog, description=DESCRIPTION)
     add = parser.add_argument
     add("--dataset", choices=tuple(DATASETS), required=True)
-    add(
-        "--root",
-        type=path,
-        metavar="DIR",
-        help="folder for the archive, its images, and the packed images in DIR/rec "
-        "(default: ~/.mxnet/datasets/DATASET)",
+    folder = (
+        "folder for the archive, its images, and the packed images in DIR/rec "
+        "(default: ~/.mxnet/datasets/DATASET)"
     )
-    add(
-        "--archive",
-        type=path,
-        metavar="FILE",
-        help="an archive that was downloaded already, with any name",
-    )
+    add("--root", type=path, metavar="DIR", help=folder)
+    there = "an archive that was downloaded already, with any name"
+    add("--archive", type=path, metavar="FILE", help=there)
     clutter = parser.add_mutually_exclusive_group()
-    clutter.add_argument(
-        "--include-clutter",
-        dest="clutter",
-        action="store_true",
-        default=None,
-        help="count clutter as a class (default for caltech256: 257 classes)",
-    )
-    clutter.add_argument(
-        "--no-clutter",
-        dest="clutter",
-        action="store_false",
-        help="leave out clutter (default for caltech101: 101 classes)",
-    )
+    counted = "count clutter as a class (default for caltech256: 257 classes)"
+    of_clutter = {"dest": "clutter", "default": None}
+    clutter.add_argument("--include-clutter", action="store_true", help=counted, **of_clutter)
+    left_out = "leave out clutter (default for caltech101: 101 classes)"
+    clutter.add_argument("--no-clutter", action="store_false", help=left_out, **of_clutter)
     numbers = ", ".join(f"{data.train_per_class} for {name}" for name, data in DATASETS.items())
     add_options(parser, f"(default: {numbers})")
     options = parser.parse_args(arguments)

@@ -1,10 +1,6 @@
 """`gluon-amp results`: train in several dtypes over seeds, and compare their accuracies.
 
-    gluon-amp results                  # handwritten digits, on any machine
-    gluon-amp results --recipe lstm    # text: Python's own sources
-    gluon-amp results --recipe imagenet -- --rec-train t.rec --rec-val v.rec
-
-Finished runs are not repeated; killed and failed runs resume. Options after -- go to every run.
+Finished runs are not repeated; killed and failed runs resume.
 """
 
 import argparse
@@ -13,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence, Tuple
 
-from gluon_amp.base.messages import UsageError
 from gluon_amp.training.command_line import (
     Parser,
     path,
     positive,
     positive_int,
     split_at_dashes,
+    status_of,
     whole,
 )
 from gluon_amp.training.runs.interruption import RunInterruptedError
@@ -49,48 +45,30 @@ gluon-amp results --recipe imagenet --devices 8 -- --num-gpus 8 --rec-train T.re
 def parse(arguments: Sequence[str], prog: str) -> Tuple[argparse.Namespace, Tuple[str, ...]]:
     """Return the options, and the arguments after ``--``, which are for the runs."""
     own, for_runs = split_at_dashes(arguments)
-    parser = Parser(prog=prog, description=DESCRIPTION)
+    parser = Parser(
+        prog=prog,
+        usage="%(prog)s [OPTION ...] [-- OPTIONS]",
+        description=DESCRIPTION,
+        epilog="OPTIONS go to every run; gluon-amp train --help, or that of the recipe's command, "
+        "lists them:\n\n%(prog)s --seeds 3 -- --num-epochs 6",
+    )
     add = parser.add_argument
-    add(
-        "--recipe",
-        choices=tuple(DESIGNS),
-        metavar="NAME",
-        default="digits",
-        help=f"{TITLES} (default: %(default)s)",
-    )
-    add(
-        "--seeds",
-        type=positive_int,
-        metavar="N",
-        help="runs of each row (default: enough for 80 %% power at the margin)",
-    )
-    add(
-        "--margin",
-        type=positive,
-        metavar="POINTS",
-        help=f"smaller differences count as none (default: {MARGINS})",
-    )
+    recipes = f"{TITLES} (default: digits)"
+    add("--recipe", choices=tuple(DESIGNS), metavar="NAME", default="digits", help=recipes)
+    runs = "runs of each row (default: enough for 80 %% power at the margin)"
+    add("--seeds", type=positive_int, metavar="N", help=runs)
+    smaller = f"smaller differences count as none (default: {MARGINS})"
+    add("--margin", type=positive, metavar="POINTS", help=smaller)
     count = {"type": whole(1, 1024), "default": 1, "metavar": "N"}
     add("--devices", help="devices that share a batch (default: %(default)s)", **count)
     add("--parallel", help="runs at a time; with more than one, no times are reported", **count)
     add("--output", type=path, metavar="DIR", help="default: results/RECIPE")
-    add(
-        "--from-logs",
-        type=path,
-        metavar="DIR",
-        help="do not train; make the table of the runs in a directory",
-    )
-    add(
-        "--from-json",
-        type=path,
-        metavar="FILE",
-        help="do not train; write the files beside a results.json again, from its runs",
-    )
-    add(
-        "--published",
-        action="store_true",
-        help="print the table of MXNet's float16 FAQ, and how to repeat it",
-    )
+    logs = "do not train; make the table of the runs in a directory"
+    add("--from-logs", type=path, metavar="DIR", help=logs)
+    again = "do not train; write the files beside a results.json again, from its runs"
+    add("--from-json", type=path, metavar="FILE", help=again)
+    faq = "print the table of MXNet's float16 FAQ, and how to repeat it"
+    add("--published", action="store_true", help=faq)
     return parser.parse_args(own), for_runs
 
 
@@ -100,34 +78,29 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp resul
     options, extra = parse(arguments, prog)
     design = DESIGNS[options.recipe]
     margin = options.margin or design.margin
-    if options.published:
-        print(PUBLISHED.format(render.markdown(published(margin)).rstrip()))
-        return 0
     output = options.from_logs or options.output or Path("results") / options.recipe
-    try:
-        with interruptible():
-            if options.from_json:
-                written = read_json(options.from_json)
-                about = (str(written.get(name, "")) for name in ("note", "command"))
-                return show(restored(written), options.from_json.parent, *about)
-            if not options.from_logs:
-                seeds = options.seeds or seeds_needed(design.sd, margin, design.paired)
-                with alone_in(output) as lock:
-                    print(plan(design, seeds, margin), flush=True)
-                    wanted = jobs(design, output, range(seeds), options.devices, extra)
-                    Runner(options.parallel, lock).train(wanted)
-            order = [configuration.name for configuration, _ in design.rows]
-            table = tabulate(read_all(output), order, margin)
-            shown_command = " ".join(["gluon-amp results", *arguments])
-            return show(table, output, design.note, shown_command)
-    except UsageError as error:
-        return fail(prog, error, 2)
-    except OSError as error:  # a full disk has no file name
-        return fail(prog, f"{error.filename or output}: {error.strerror}.", 2)
-    except RuntimeError as error:
-        return fail(prog, error, 1)
-    except RunInterruptedError as error:
-        return fail(prog, error, error.status)
+
+    def work() -> None:
+        if options.published:
+            print(PUBLISHED.format(render.markdown(published(margin)).rstrip()))
+            return
+        if options.from_json:
+            written = read_json(options.from_json)
+            about = (str(written.get(name, "")) for name in ("note", "command"))
+            show(restored(written), options.from_json.parent, *about)
+            return
+        if not options.from_logs:
+            seeds = options.seeds or seeds_needed(design.sd, margin, design.paired)
+            with alone_in(output) as lock:
+                print(plan(design, seeds, margin), flush=True)
+                wanted = jobs(design, output, range(seeds), options.devices, extra)
+                Runner(options.parallel, lock).train(wanted)
+        order = [configuration.name for configuration, _ in design.rows]
+        table = tabulate(read_all(output), order, margin)
+        show(table, output, design.note, " ".join(["gluon-amp results", *arguments]))
+
+    with interruptible():
+        return status_of(prog, work, (RuntimeError, RunInterruptedError))
 
 
 def plan(design: Design, seeds: int, margin: float) -> str:
@@ -142,12 +115,11 @@ def plan(design: Design, seeds: int, margin: float) -> str:
     )
 
 
-def show(table: Table, output: Path, note: str, command: str) -> int:
-    """Write the table's files, print their paths and the table; return the status."""
+def show(table: Table, output: Path, note: str, command: str) -> None:
+    """Write the table's files, print their paths and the table."""
     for written in write(table, output, note, command):
         print(written)
     print("\n".join(["", render.markdown(table), note]).rstrip())
-    return 0
 
 
 def write(table: Table, output: Path, note: str, command: str) -> Tuple[Path, ...]:
@@ -155,13 +127,8 @@ def write(table: Table, output: Path, note: str, command: str) -> Tuple[Path, ..
     paths = tuple(output / f"results.{suffix}" for suffix in ("md", "json", "csv", "png"))
     paths[0].write_text(render.page(table, note, command), encoding="utf-8")
     values = {**table.as_dict(), "note": note, "command": command}
-    paths[1].write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n")
-    paths[2].write_text(render.as_csv(table))
+    text = json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+    paths[1].write_text(text, encoding="utf-8")
+    paths[2].write_text(render.as_csv(table), encoding="utf-8")
     figure.draw(table, paths[3])
     return paths
-
-
-def fail(prog: str, message: object, status: int) -> int:
-    """Print an error message and return the status."""
-    print(f"{prog}: {message}", file=sys.stderr)
-    return status

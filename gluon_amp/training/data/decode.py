@@ -5,7 +5,7 @@ from typing import Callable, Optional, Tuple
 
 import numpy as np
 
-from gluon_amp.training.data.source import DataError
+from gluon_amp.base.messages import from_extra
 
 try:
     import cv2
@@ -28,12 +28,10 @@ class DecodeError(ValueError):
 
 
 def require_opencv() -> None:
-    """Raise `DataError` if OpenCV is not installed."""
+    """Raise `UsageError` if OpenCV is not installed."""
     if cv2 is None:
-        raise DataError(
-            "images are decoded with OpenCV, which is not installed: "
-            "run `pip install 'gluon-amp[data]'`."
-        )
+        with from_extra("data", "images are decoded with OpenCV, which is not installed"):
+            raise ImportError
     # Images are decoded in parallel. OpenCV's own threads would only compete for the cores.
     cv2.setNumThreads(1)
 

@@ -8,9 +8,10 @@ from typing import Optional, Sequence, Tuple
 
 import numpy as np
 
+from gluon_amp.base.messages import from_extra
 from gluon_amp.training.data.datasets import AugmentedImages
 from gluon_amp.training.data.enlarge import described, enlarge
-from gluon_amp.training.data.source import DataError, Source
+from gluon_amp.training.data.source import Source
 
 SIZE = 32
 WHITE = 16  # the highest of the 17 grey levels
@@ -34,13 +35,8 @@ def load_digits(
     size: int = SIZE,
 ) -> Tuple[Tuple[np.ndarray, np.ndarray], Tuple[np.ndarray, np.ndarray]]:
     """Return (images, labels) for training and for validation: grey uint8, and int32 0..9."""
-    try:
+    with from_extra("data", "the digits come with scikit-learn, which is not installed"):
         from sklearn.datasets import load_digits as load
-    except ImportError:
-        raise DataError(
-            "the handwritten digits come with scikit-learn, which is not installed: "
-            "run `pip install 'gluon-amp[data]'`."
-        ) from None
     digits = load()
     images, labels = enlarge(digits.images, size, WHITE), digits.target.astype(np.int32)
     train, val = split(labels)

@@ -161,7 +161,7 @@ class TrainingBatches(_Loader):
                 return self._images.write(epoch * length + candidate, out)
             except UnreadableImageError as error:
                 unreadable[candidate] = str(error)
-        raise _none_readable(length, unreadable)
+        raise _none_readable(f"{length} training", unreadable)
 
 
 class ValidationBatches(_Loader):
@@ -191,7 +191,7 @@ class ValidationBatches(_Loader):
                     for array in (images, labels)
                 ]
         if self.images and len(self._unreadable) == self.images:
-            raise _none_readable(self.images, self._unreadable)
+            raise _none_readable(f"{self.images} validation", self._unreadable)
 
     def _write(self, position: int, out: np.ndarray, unreadable: Dict[int, str]) -> int:
         try:
@@ -201,6 +201,6 @@ class ValidationBatches(_Loader):
             return NO_CLASS
 
 
-def _none_readable(images: int, unreadable: Dict[int, str]) -> DataError:
+def _none_readable(images: str, unreadable: Dict[int, str]) -> DataError:
     example = min(unreadable.values())
     return DataError(f"none of the {images} images can be read, for example {example}.")

@@ -56,10 +56,13 @@ def read_tree(folder: Path, without: Collection[str] = ()) -> Tree:
         if entry.name in left_out:
             matched.add(entry.name)
             continue
-        if any("\ud800" <= letter <= "\udfff" for letter in entry.name):
-            raise DataError(f"{folder} holds a class {entry.name!a}, not in UTF-8: rename it.")
         label = len(classes)
-        classes.append(entry.name)
+        try:  # whatever the locale is
+            classes.append(os.fsencode(entry.name).decode("utf-8"))
+        except UnicodeDecodeError:
+            raise DataError(
+                f"{folder} holds a class {entry.name!a}, not in UTF-8: rename it."
+            ) from None
         for file in _sorted(entry):
             name = f"{entry.name}/{file.name}"
             if name in left_out:

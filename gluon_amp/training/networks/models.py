@@ -1,10 +1,9 @@
 """Networks by name: our own, those of MXNet's model zoo and of GluonCV's."""
 
-import difflib
 import re
 from typing import Callable, Dict, Optional, Tuple
 
-from gluon_amp.base.messages import UsageError, reason_of
+from gluon_amp.base.messages import PIP, UsageError, close_matches, reason_of
 from gluon_amp.training.networks.efficientnet_lite import NAME, EfficientNetLite0
 
 import mxnet as mx
@@ -68,7 +67,7 @@ EXAMPLE_NAMES: Dict[str, Tuple[str, Optional[int]]] = {
     "inception-v3": ("inceptionv3", None),
 }
 
-GLUONCV_MISSING = "run `pip install 'gluon-amp[gluoncv]'` for GluonCV's models"
+GLUONCV_MISSING = f"run `{PIP} 'gluon-amp[gluoncv]'` for GluonCV's models"
 
 
 def _cifar_resnet8(**options) -> HybridBlock:
@@ -114,17 +113,13 @@ def build(name: str, classes: int) -> HybridBlock:
         try:
             return others[name](classes=classes)
         except (KeyError, TypeError, mx.MXNetError) as error:  # not written for this MXNet
-            raise _unusable(name, error) from None
+            raise UsageError(
+                f"--model {name} cannot be built by GluonCV with MXNet {mx.__version__} "
+                f"({type(error).__name__}: {reason_of(error)[:99]}): choose another model."
+            ) from None
     known = sorted({*OWN_MODELS, *MXNET_MODELS, *others})
-    near = difflib.get_close_matches(name.lower(), known, n=4, cutoff=0.6)
+    near = close_matches(name, known)
     hint = f"did you mean {', '.join(near)}?" if near else "resnet50_v1, for example, is one."
     if not others:
         hint = f"{GLUONCV_MISSING}, or use one of MXNet's, such as {', '.join(near or known[:2])}."
     raise UsageError(f"--model {name} is not an image classifier of MXNet or GluonCV: {hint}")
-
-
-def _unusable(name: str, error: Exception) -> UsageError:
-    return UsageError(
-        f"--model {name} cannot be built by GluonCV with MXNet {mx.__version__} "
-        f"({type(error).__name__}: {reason_of(error)[:99]}): choose another model."
-    )

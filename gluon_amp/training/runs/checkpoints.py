@@ -85,7 +85,7 @@ class Position(NamedTuple):
         if self.samples % batch:
             raise UsageError(
                 f"the checkpoint was written after {self.samples} samples of epoch {self.epoch}, "
-                f"which is inside a batch of {batch}: go on with batches that divide it."
+                f"which is inside a batch of {batch}: continue with a batch that divides it."
             )
         return self.samples // batch
 
@@ -152,14 +152,15 @@ class Saved:
 
 @dataclass(frozen=True)
 class Checkpoints:
-    """The checkpoints in an existing folder: the newest `keep`, and the best."""
+    """The checkpoints in a folder: the newest `keep`, and the best."""
 
     folder: Path
     keep: int
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Prevent other processes from writing to the folder."""
+        """Create the folder, and prevent other processes from writing to it."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         with open(self.folder / LOCK, "ab+", buffering=0) as file:
             if lock(file) is False:
                 file.seek(0)
@@ -197,7 +198,7 @@ class Checkpoints:
             reason = re.search(r"\((.*)\)", error.strerror or "")
             raise SavingError(
                 f"{path} was not written ({reason[1] if reason else error}): earlier checkpoints "
-                "are as they were; make room and go on with --resume auto."
+                "are as they were; make room and continue with --resume auto."
             ) from None
         earlier = [] if best else [old for at, old in self.existing() if at < position]
         for old in earlier[: max(0, len(earlier) + 1 - self.keep)]:
@@ -206,7 +207,7 @@ class Checkpoints:
 
     def existing(self) -> List[Tuple[Position, Path]]:
         """Return the checkpoints in the folder, the newest last, without the best."""
-        matches = [(PATTERN.fullmatch(path.name), path) for path in self.folder.iterdir()]
+        matches = [(PATTERN.fullmatch(path.name), path) for path in self.folder.glob("*.ckpt")]
         return sorted(
             (Position(int(match[1]), int(match[2])), path) for match, path in matches if match
         )

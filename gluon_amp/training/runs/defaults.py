@@ -7,9 +7,9 @@ from typing import Any, Dict, Tuple
 from gluon_amp.training.data import SMALL
 from gluon_amp.training.networks import efficientnet_lite
 
-# What the command or the data determines, and no option: the learning rate per 256 images, and
-# whether the run fine-tunes.
-OTHER_DEFAULTS: Dict[str, Any] = {"lr_per_256": 0.1, "fine_tunes": False}
+# What the command or the data determines, and no option: the learning rate per 256 images, whether
+# the run fine-tunes, and the batch of a run of fewer epochs than the default, None for the same.
+OTHER_DEFAULTS: Dict[str, Any] = {"lr_per_256": 0.1, "fine_tunes": False, "short_batch": None}
 
 # Defaults of kinds of data that differ from those for ImageNet; an option on the command line wins.
 DATA_DEFAULTS: Dict[str, Dict[str, Any]] = {
@@ -20,6 +20,8 @@ DATA_DEFAULTS: Dict[str, Dict[str, Any]] = {
         "model": "cifar_resnet8_v1",
         "num_epochs": 24,
         "lr_per_256": 0.4,
+        # Two epochs of batches of 128 are 24 updates, after which it still guesses.
+        "short_batch": 32,
         "lr_mode": "cosine",
         "warmup_epochs": 2,
         "wd": 5e-4,

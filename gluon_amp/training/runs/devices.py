@@ -12,9 +12,7 @@ import mxnet as mx
 
 
 def contexts(
-    gpus: Optional[Sequence[int]] = None,
-    num_gpus: Optional[int] = None,
-    cpus: Optional[int] = None,
+    gpus: Optional[Sequence[int]] = None, num_gpus: Optional[int] = None, cpus: Optional[int] = None
 ) -> List[mx.Context]:
     """Return the devices to train on: by default all GPUs, or the CPU if there is none."""
     if cpus:

@@ -215,7 +215,7 @@ def _add_devices(parser: TrainingParser) -> None:
     add("--kv-store --kvstore", exchange, choices=KV_STORES, default="device")
     dead = (
         "with dist_sync, a worker ends 5 s after the end of another one, or when one or a server "
-        "has not answered for so long; 0 to wait for ever"
+        "has not answered for so long; 0 to wait forever"
     )
     seconds = {"type": non_negative, "metavar": "SECONDS"}
     add("--worker-timeout", dead, seconds, default=60.0)

@@ -1,58 +1,47 @@
-"""SIGTERM and Ctrl-C: the run saves a checkpoint and exits."""
+"""Ctrl-C, SIGTERM and SIGHUP: the run finishes its batch, saves if it has a folder, and ends."""
 
 import os
 import signal
-import threading
-from types import FrameType
-from typing import Any, Dict, Optional
+from typing import ContextManager, Optional
 
-SIGNALS = (signal.SIGTERM, signal.SIGINT)
+from gluon_amp.training.command_line import SIGNALS, handling_signals
+
+NOTICE = "{}: finishing this batch; {} again to stop now\n"
+
+
+def name_of(number: int) -> str:
+    """Return what a user calls a signal: Ctrl-C for SIGINT."""
+    return "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
 
 
 class RunInterruptedError(Exception):
     """A signal ended the run; the message is one sentence that says what was saved."""
 
-    def __init__(self, number: int, message: str):
-        super().__init__(message)
-        self.number = number
-
-    @property
-    def status(self) -> int:
-        """The exit status of the process, by the convention of shells."""
-        return 128 + self.number
-
-
-NOTICE = (
-    "signal {}: the run saves and ends after this batch or validation;\n"
-    "a second signal ends it at once.\n"
-)
+    def __init__(self, number: int, result: str):
+        super().__init__(f"interrupted by {name_of(number)}: {result}.")
+        self.status = 128 + number  # the exit status of the process, by the convention of shells
 
 
 class Interruption:
-    """Records the first SIGTERM or SIGINT in a with block; the second ends the process at once."""
+    """Records the first signal during `noticing`; the second one ends the process at once."""
 
     def __init__(self, quiet: bool = False) -> None:
         self.number: Optional[int] = None
         self._quiet = quiet
-        self._previous: Dict[int, Any] = {}
 
-    def __enter__(self) -> "Interruption":
-        if threading.current_thread() is threading.main_thread():  # only it may set handlers
-            self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
-        return self
+    def noticing(self) -> ContextManager[None]:
+        """Return the context in which signals are noticed."""
+        return handling_signals(SIGNALS, self._handle)
 
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, _frame: Optional[FrameType]) -> None:
+    def _handle(self, number: int, _frame: object) -> None:
         if self.number is not None:
             os._exit(128 + number)
         self.number = number
-        if not self._quiet:
-            os.write(2, NOTICE.format(number).encode())  # print is not safe in a signal handler
+        if not self._quiet:  # print is not safe in a signal handler
+            verb = "press" if number == signal.SIGINT else "send it"
+            os.write(2, NOTICE.format(name_of(number), verb).encode())
 
     def leave_after(self, done: str) -> None:
         """Raise `RunInterruptedError` with the clause `done` if a signal has arrived."""
         if self.number is not None:
-            raise RunInterruptedError(self.number, f"interrupted by signal {self.number}: {done}.")
+            raise RunInterruptedError(self.number, done)

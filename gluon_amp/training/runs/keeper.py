@@ -113,8 +113,8 @@ class Keeper:
             if not existing:
                 raise
             raise DivergedError(
-                f"{error} The last good checkpoint is {existing[-1][1]}: --resume auto goes on "
-                "from it."
+                f"{error} The last good checkpoint is {existing[-1][1]}: continue from it with "
+                "--resume auto."
             ) from None
 
     def _signal(self, exchange: bool) -> int:
@@ -170,8 +170,8 @@ class Keeper:
     def _leave(self, number: int) -> None:
         result = "nothing was saved, as there is no --save-dir"
         if self.checkpoints is not None:
-            result = "saved; go on with --resume auto"
-        raise RunInterruptedError(number, f"interrupted by signal {number}: {result}.")
+            result = f"saved in {self.checkpoints.folder}; continue with --resume auto"
+        raise RunInterruptedError(number, result)
 
 
 def write_statistics(parameters: Sequence[gluon.Parameter], text: str) -> None:

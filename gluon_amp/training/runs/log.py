@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
 
 from gluon_amp.files.log_files import LogFiles, event_writer
-from gluon_amp.training.command_line import tqdm
+from gluon_amp.training.command_line import discard_output, tqdm
 
 BATCH = "Epoch[%d] Batch [%d]\tSpeed: %f samples/sec\t%s=%f\tlr=%f"
 TRAINING = "[Epoch %d] training: %s=%f"
@@ -28,7 +28,7 @@ VALIDATED = "[Epoch %d] validated %d/%d"
 WAITED = "[Epoch %d] waited for data: %.0f %% of the time"
 INPUT_BOUND = (
     "Loading images slows down training:\n"
-    "use one of --num-workers for each core, pack the images with gluon-amp\n"
+    "give --num-workers a thread for each core, pack the images with gluon-amp\n"
     "pack, or resize them once to 256 pixels; --test-io measures loading."
 )
 UNREADABLE = "[Epoch %d] %s"
@@ -79,23 +79,32 @@ def _shown(terminal: bool) -> Callable[[logging.LogRecord], bool]:
     return lambda record: getattr(record, "terminal", terminal) == terminal
 
 
+def _gives_up(handler: logging.Handler, name: str) -> None:
+    """Warn that a handler cannot write any more; training continues without it."""
+    logger.removeHandler(handler)
+    reason = getattr(sys.exc_info()[1], "strerror", None)
+    logger.warning("%s cannot be written any more (%s): training continues.", name, reason)
+
+
 class _AboveBar(logging.Handler):
     """Prints each record on standard output, above the progress bar if there is one."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        tqdm().write(self.format(record), file=sys.stdout)
-        sys.stdout.flush()
+        try:
+            tqdm().write(self.format(record), file=sys.stdout)
+            sys.stdout.flush()
+        except BrokenPipeError:  # its reader has left, so the run ends
+            raise
+        except OSError:
+            _gives_up(self, "standard output")
+            discard_output()
 
 
 class _File(logging.FileHandler):
-    """Appends records to a file; if writing fails, training continues without the file."""
+    """Appends records to a file."""
 
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        logger.removeHandler(self)
-        reason = getattr(sys.exc_info()[1], "strerror", None)
-        logger.warning(
-            "--logging-file cannot be written any more (%s): training continues.", reason
-        )
+        _gives_up(self, "--logging-file")
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

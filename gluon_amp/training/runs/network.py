@@ -22,6 +22,10 @@ from mxnet.gluon import Block, HybridBlock
 # Fine-tuning on the digits 5 to 9 begins with a network that has learned the digits 0 to 4.
 FEATURE_DIGITS = range(5)
 FEATURE_EPOCHS = 8
+PRETRAINS = (
+    "No model zoo has weights for the digits: training on the digits 0 to 4 first,\n"
+    f"for {FEATURE_EPOCHS} epochs, which takes a minute or two."
+)
 
 
 def build_network(
@@ -61,6 +65,8 @@ def _load_pretrained(
     path = recipe.pretrained_file
     if recipe.use_pretrained and not path and not recipe.from_scratch:
         if recipe.dataset == "digits":
+            # on standard error, as no log is open yet
+            log.logger.warning("%s", PRETRAINS)
             head = head_of(net, build(model, classes + 1))
             weights.copy_features(digits_network(model, recipe.seed, image_size), net, head)
             return

@@ -83,8 +83,8 @@ def add_precision(parser: TrainingParser) -> Add:
     )
     add("--dtype", computed, type=dtype, metavar="|".join(PRESETS), default="float32")
     scale = (
-        "loss scale: dynamic, none or a power of two (default: dynamic for float16, none for the "
-        "others); a dynamic one starts at N, or is found from the first gradients"
+        "loss scale: dynamic, none or a power of two (default: dynamic for float16, else none); a "
+        "dynamic one starts at N, or is found from the first gradients"
     )
     add("--loss-scale", scale, type=loss_scale, metavar="dynamic[:N]|none|N")
     return add
@@ -129,7 +129,10 @@ def add_random_numbers(parser: TrainingParser) -> None:
 def add_checkpoints(parser: TrainingParser, kept: str) -> Add:
     """Add where checkpoints are saved and how a run resumes; `kept` is the help of ``--keep``."""
     add = parser.group("checkpoints")
-    saved = "save checkpoints and the trained float32 parameters here (default: do not save)"
+    saved = (
+        "save checkpoints and the trained float32 parameters here; without it, nothing of the "
+        "network is saved"
+    )
     add("--save-dir --model-prefix", saved, FOLDER)
     add("--save-batches", "also save a checkpoint every N batches", COUNT)
     add("--keep", kept, COUNT, default=3)

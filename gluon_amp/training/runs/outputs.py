@@ -1,6 +1,7 @@
 """The files that a run writes: checked before it trains, written whole when it ends."""
 
 import contextlib
+import importlib
 import os
 from argparse import ArgumentTypeError
 from pathlib import Path
@@ -25,29 +26,38 @@ class Output(NamedTuple):
     required: bool = True
 
 
+# The packages that write outputs, and the extras that bring them
+PACKAGES = {"plot": ("matplotlib", "results"), "tensorboard": ("tensorboardX", "tensorboard")}
+
+
 def check_outputs(recipe: Any) -> None:
-    """Raise `UsageError` now for outputs that could not be written after hours of training."""
+    """Raise `UsageError` now for outputs that could not be written after hours of training.
+
+    Nothing is created, as a run that cannot begin should leave nothing.
+    """
+    for name, (package, extra) in PACKAGES.items():
+        if getattr(recipe, name, None) is not None:
+            with from_extra(extra, f"--{name} needs {package}"):
+                importlib.import_module(package)
     for name in ("summary_json", "log_json", "logging_file", "plot"):
         path = getattr(recipe, name, None)
         if path is not None:
-            _check_writable(path, f"--{name.replace('_', '-')}")
+            _check_writable(path, name)
     for name in ("save_dir", "tensorboard", "export"):
         folder = getattr(recipe, name, None)
-        if folder is None:
-            continue
-        option = f"--{name.replace('_', '-')}"
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(f"{option} {folder} cannot be created: {error.strerror}.") from None
-        _check_writable(folder / "parameters", option)
+        if folder is not None:
+            exists = next(each for each in (folder, *folder.absolute().parents) if each.exists())
+            if not exists.is_dir():
+                option = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} {folder} cannot be created: {exists} is a file.")
+            _check_writable(exists / "parameters", name)
 
 
-def _check_writable(path: Path, option: str) -> None:
+def _check_writable(path: Path, name: str) -> None:
     try:
         output_file(str(path))
     except ArgumentTypeError as error:
-        raise UsageError(f"{option} {error}.") from None
+        raise UsageError(f"--{name.replace('_', '-')} {error}.") from None
 
 
 def write_outputs(outputs: List[Output]) -> None:
@@ -106,8 +116,8 @@ def export(net: HybridBlock, policy: str, folder: Path, name: str, shape: Tuple[
 
 def draw_errors(history: History, path: Path, title: str) -> None:
     """Draw the errors of each epoch: top-1 of training, top-1 and top-5 of validation."""
-    with from_extra("results", "--plot needs matplotlib"):
-        import matplotlib.style
+    import matplotlib.style
+
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 

@@ -1,8 +1,7 @@
 """The command-line parser of training runs."""
 
 import argparse
-import textwrap
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.training.command_line import HelpFormatter, Parser
 
@@ -14,9 +13,13 @@ Add = Callable[..., None]
 class TrainingParser(Parser):
     """A parser for many options, in groups with these titles; its help shows all defaults."""
 
-    def __init__(self, groups: Sequence[str] = (), **options: Any):
+    def __init__(
+        self, groups: Sequence[str] = (), examples: Optional[Dict[str, str]] = None, **options: Any
+    ):
+        """`examples` has a line of options for each group, which its help shows."""
         super().__init__(usage="%(prog)s [OPTION ...]", formatter_class=_HelpFormatter, **options)
-        self._titled = {title: self.add_argument_group(title) for title in groups}
+        lines = {title: f"%(prog)s {words}" for title, words in (examples or {}).items()}
+        self._titled = {t: self.add_argument_group(t, lines.get(t)) for t in groups}
 
     def group(self, title: str) -> Add:
         """Return the function that adds an option to the group of this title."""
@@ -66,15 +69,6 @@ class _HelpFormatter(HelpFormatter):
             text = f"{', '.join(action.option_strings)} {self._format_args(action, metavar)}"
         lines = self._split_lines(text, self._width - self._current_indent)
         return f"\n{' ' * 2 * self._current_indent}".join(lines)
-
-    def _split_lines(self, text: str, width: int) -> List[str]:
-        """Break between words, and not within --the-name-of-an-option."""
-        return textwrap.wrap(
-            " ".join(text.split()), width, break_on_hyphens=False, break_long_words=False
-        )
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        return "\n".join(indent + line for line in self._split_lines(text, width))
 
 
 class _Refused(argparse.Action):

@@ -20,14 +20,26 @@ from gluon_amp.training.runs.defaults import (
     input_side,
 )
 from gluon_amp.training.runs.image_options import CALTECH, add_image_options
-from gluon_amp.training.runs.options import GROUPS, Options, check_devices, check_resume
+from gluon_amp.training.runs.options import GROUPS, LOGS, Options, check_devices, check_resume
 from gluon_amp.training.runs.parser import TrainingParser
 
 LARGEST_RESIZED = 16_384  # pixels of the shorter side before the crop: 0.8 GB in memory
 
 
+# An example for each group of the help; `gluon-amp fine-tune` takes them, too.
+EXAMPLES = {
+    "model": "--model mobilenet0.5 --use-pretrained",
+    "data": "--image-folder photos --input-size 96",
+    "precision": "--dtype float16 --loss-scale dynamic:1024",
+    "schedule": "--num-epochs 6 --batch-size 32 --lr 0.05 --lr-mode cosine",
+    "checkpoints": "--save-dir run --save-batches 500 --resume",
+    "devices": "--gpus 0,1",
+    LOGS: "--log-json run.jsonl --plot errors.png",
+}
+
+
 def _parser(defaults: Dict[str, Any], **about: Optional[str]) -> TrainingParser:
-    parser = TrainingParser(groups=GROUPS, **about)
+    parser = TrainingParser(groups=GROUPS, examples=EXAMPLES, **about)
     add_image_options(parser)
     parser.set_defaults(**{**OTHER_DEFAULTS, **defaults})
     return parser
@@ -43,9 +55,11 @@ def train_parser(prog: Optional[str] = None) -> TrainingParser:
     return _parser(
         {},
         prog=prog,
-        description="Train an image classifier in mixed precision.",
+        description="Train an image classifier in float32, or in mixed precision with --dtype "
+        "float16, mixed_float16 or bfloat16.",
         epilog="Without ImageNet, it trains on handwritten digits, with these defaults: "
-        f"{digits}; --lr {DATA_DEFAULTS['digits']['lr_per_256']} * total batch / 256.",
+        f"{digits}; --lr {DATA_DEFAULTS['digits']['lr_per_256']} * total batch / 256; and in a run "
+        f"of fewer epochs --batch-size {DATA_DEFAULTS['digits']['short_batch']}.",
     )
 
 
@@ -54,7 +68,8 @@ def fine_tuning_parser(prog: Optional[str] = None) -> TrainingParser:
     return _parser(
         FINE_TUNING,
         prog=prog,
-        description="Fine-tune a pretrained classifier in mixed precision.",
+        description="Fine-tune a pretrained classifier in float32, or in mixed precision with "
+        "--dtype float16, mixed_float16 or bfloat16.",
         epilog="Without --dataset it needs no files: a network learns the handwritten digits 0 to "
         "4, and is then fine-tuned on 5 to 9.",
     )
@@ -123,9 +138,12 @@ def _complete(defaults: Dict[str, Any], options: Dict[str, Any]) -> Recipe:
         values["dataset"] = "folder"
     if "data_dir" not in options:
         values["data_dir"] = FOLDERS.get(data, values["data_dir"])
-    if "warmup_epochs" not in options:  # a shorter run warms up for the same share of it
-        share = values["num_epochs"] / {**defaults, **of_data}["num_epochs"]
-        values["warmup_epochs"] *= min(1, share)
+    usual = {**defaults, **of_data}["num_epochs"]
+    if values["num_epochs"] < usual:
+        if "warmup_epochs" not in options:  # the same share of the run
+            values["warmup_epochs"] *= values["num_epochs"] / usual
+        if values["short_batch"] and "batch_size" not in options:
+            values["batch_size"] = values["short_batch"]
     if values["lr_decay_period"]:
         starts = range(values["lr_decay_period"], values["num_epochs"], values["lr_decay_period"])
         values["lr_decay_epoch"] = tuple(starts)
@@ -153,14 +171,34 @@ def _data(values: Dict[str, Any]) -> Tuple[str, Optional[str]]:
     )
 
 
+# Options that exclude others, and what both choose
+ALTERNATIVES = (
+    ("amp", ("dtype",), "the dtype"),
+    ("image_folder", ("dataset", "data_dir", "use_rec", "rec_train", "rec_val"), "the data"),
+    ("resume", ("resume_epoch", "resume_params", "resume_states"), "where to resume"),
+    ("pretrained_file", ("use_pretrained", "from_scratch"), "the first weights"),
+    ("from_scratch", ("use_pretrained",), "the first weights"),
+)
+WITHOUT_MODULE = "export freeze_features mixup clip_grad ema_decay accumulate resume_params".split()
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def _check(recipe: Recipe, options: Dict[str, Any]) -> None:
     """Raise `UsageError` if two options contradict each other."""
-    if recipe.amp and "dtype" in options:
-        raise UsageError(
-            f"--amp and --dtype {recipe.dtype} are two ways to choose a dtype: give one of them."
-        )
+    for one, others, choice in ALTERNATIVES:
+        for other in others:
+            if one in options and other in options:
+                raise UsageError(
+                    f"{_flag(one)} and {_flag(other)} both choose {choice}: give one of them."
+                )
     check_devices(recipe)
-    _check_folders(recipe, options)
+    if "data_dir" in options and not recipe.data_dir.expanduser().exists():
+        raise UsageError(
+            f"--data-dir {recipe.data_dir} was not found: give the folder that holds the images."
+        )
     size = recipe.input_size
     resized = size / recipe.crop_ratio
     if resized > LARGEST_RESIZED:
@@ -174,64 +212,23 @@ def _check(recipe: Recipe, options: Dict[str, Any]) -> None:
             f"--warmup-epochs {recipe.warmup_epochs} leaves none of --num-epochs "
             f"{recipe.num_epochs}: give fewer."
         )
-    _check_weights(recipe, options)
-    if recipe.mode == "module":
-        _check_module(recipe)
-
-
-def _check_folders(recipe: Recipe, options: Dict[str, Any]) -> None:
-    others = [name for name in ("dataset", "data_dir") if name in options]
-    if recipe.image_folder and (others or recipe.reads_records):
-        other = f"--{others[0].replace('_', '-')}" if others else "packed images"
-        raise UsageError(f"--image-folder and {other} both name the data: give one of them.")
-    if "data_dir" in options and not recipe.data_dir.expanduser().exists():
-        raise UsageError(
-            f"--data-dir {recipe.data_dir} was not found: give the folder that holds the images."
-        )
-
-
-def _check_resume(recipe: Recipe, options: Dict[str, Any]) -> None:
-    names = ("resume_epoch", "resume_params", "resume_states")
-    legacy = [name for name in names if name in options]
-    if recipe.resume and legacy:
-        raise UsageError(
-            f"--resume and --{legacy[0].replace('_', '-')} are two ways to resume: give one of "
-            "them."
-        )
-    check_resume(recipe)
-    if recipe.mode == "module":
-        if "resume_epoch" in options and recipe.save_dir is None:
-            raise UsageError("--load-epoch reads from --model-prefix, which was not given.")
-    elif legacy and (recipe.resume_epoch is None or recipe.resume_params is None):
-        raise UsageError("--resume-epoch and --resume-params belong together: give both.")
-
-
-def _check_weights(recipe: Recipe, options: Dict[str, Any]) -> None:
-    if "use_pretrained" in options and recipe.pretrained_file:
-        raise UsageError(
-            "--use-pretrained and --pretrained-file are two ways to begin: give one of them."
-        )
-    if recipe.from_scratch and ("use_pretrained" in options or recipe.pretrained_file):
-        raise UsageError(
-            "--from-scratch and pretrained weights are two ways to begin: give one of them."
-        )
     for kept in ("features", "statistics"):
         if getattr(recipe, f"freeze_{kept}") and recipe.from_scratch:
             raise UsageError(
                 f"--freeze-{kept} keeps {kept} that --from-scratch never learns: give one of them."
             )
+    for name in WITHOUT_MODULE:
+        wanted = recipe.accumulate > 1 if name == "accumulate" else getattr(recipe, name)
+        if recipe.mode == "module" and wanted:
+            raise UsageError(f"--mode module has no {_flag(name)}: use --mode hybrid.")
 
 
-def _check_module(recipe: Recipe) -> None:
-    missing = {
-        "export": recipe.export,
-        "freeze-features": recipe.freeze_features,
-        "mixup": recipe.mixup,
-        "clip-grad": recipe.clip_grad,
-        "ema-decay": recipe.ema_decay,
-        "accumulate": recipe.accumulate > 1,
-        "resume-params": recipe.resume_params,
-    }
-    for name, wanted in missing.items():
-        if wanted:
-            raise UsageError(f"--mode module has no --{name}: use --mode hybrid.")
+def _check_resume(recipe: Recipe, options: Dict[str, Any]) -> None:
+    check_resume(recipe)
+    if recipe.mode == "module":
+        if "resume_epoch" in options and recipe.save_dir is None:
+            raise UsageError("--load-epoch reads from --model-prefix, which was not given.")
+    elif {"resume_epoch", "resume_params", "resume_states"} & options.keys() and (
+        recipe.resume_epoch is None or recipe.resume_params is None
+    ):
+        raise UsageError("--resume-epoch and --resume-params belong together: give both.")

@@ -19,8 +19,8 @@ OBSERVED_NAMES = {
     "loss": "loss",
 }
 _EMULATED = {
-    "float16": "float16 is emulated on this CPU: the roundings of float16, not a GPU's speed",
-    "bfloat16": "bfloat16 is emulated on this CPU: same roundings as by oneDNN, not its speed",
+    "float16": "emulated on this CPU: the roundings of float16, not the speed of a GPU",
+    "bfloat16": "emulated on this CPU: the roundings of bfloat16, not the speed of oneDNN",
 }
 
 

@@ -18,12 +18,7 @@ from gluon_amp.training.runs.keeper import Keeper
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.network import build_network
 from gluon_amp.training.runs.observe import observe
-from gluon_amp.training.runs.outputs import (
-    Output,
-    check_outputs,
-    draw_errors,
-    export,
-)
+from gluon_amp.training.runs.outputs import Output, check_outputs, draw_errors, export
 from gluon_amp.training.runs.recipe import Recipe
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.runs.seeds import set_seed, use_deterministic_algorithms
@@ -46,10 +41,7 @@ def prepare(recipe: Recipe) -> "ImageTraining":
     devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
     data = open_data(recipe, len(devices))
     workers = connect(
-        recipe.kv_store,
-        devices,
-        repeats=recipe.deterministic,
-        timeout=recipe.worker_timeout,
+        recipe.kv_store, devices, repeats=recipe.deterministic, timeout=recipe.worker_timeout
     )
     set_seed(recipe.seed)
     net = build_network(recipe, data.classes, data.image_shape[1], devices)
@@ -110,14 +102,17 @@ class ImageTraining(Training):
         images = f"{data.train_images} training and {data.val_images} validation images of {size}"
         optimizer = [self.optimizer_in_words(), *filter(None, extras)]
         how = report.arithmetic(Policy(recipe.policy), self.emulated)
+        trains = [
+            ("lr", f"{self.schedule.rate:g} ({rule}), {self.schedule}{proportion}"),
+            ("optimizer", ", ".join(optimizer)),
+        ]
         return [
             ("batch", self.batch_in_words()),
             ("model", f"{recipe.model}, {data.classes} classes, --mode {recipe.mode}"),
             ("data", f"{data.name}: {images}"),
             ("requested", f"{recipe.policy}, {how}"),
             ("observed", report.dtypes_in_words(self.observed)),
-            ("lr", f"{self.schedule.rate:g} ({rule}), {self.schedule}{proportion}"),
-            ("optimizer", ", ".join(optimizer)),
+            *([] if recipe.eval_only else trains),
             ("seed", recipe.seed),
         ]
 

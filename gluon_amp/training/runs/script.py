@@ -8,6 +8,7 @@ from typing import Any, Callable, Optional, Sequence
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.base.startup import waiting
+from gluon_amp.training.command_line import status_of
 from gluon_amp.training.runs.checkpoints import SavingError
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.runs.loop import TrainingError
@@ -17,6 +18,8 @@ from gluon_amp.training.runs.run import train
 from gluon_amp.training.runs.speed import loading_speed, training_speed
 from gluon_amp.training.workers.liveness import LostError
 from gluon_amp.training.workers.stores import naming_lost_workers
+
+FAILURES = (TrainingError, SavingError, LostError, FloatingPointError, RunInterruptedError)
 
 Read = Callable[[Optional[Sequence[str]], Optional[str]], Any]
 
@@ -60,28 +63,14 @@ def apply_wait_policy(recipe: Options, arguments: Optional[Sequence[str]]) -> No
 
 def guarded(work: Callable[[], None], prog: Optional[str] = None) -> int:
     """Call the function that does the work of a command; return the exit status, as `run` does."""
-    prog = prog or Path(sys.argv[0]).name
     os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")  # else Module's executors print a line
-    try:
-        with naming_lost_workers():
-            work()
-        sys.stdout.flush()
-    except UsageError as error:
-        return _failed(prog, error, 2)
-    except (TrainingError, SavingError, LostError, FloatingPointError) as error:
-        return _failed(prog, error, 1)
-    except RunInterruptedError as error:
-        return _failed(prog, error, error.status)
-    except KeyboardInterrupt:
-        return _failed(prog, "interrupted before training began: nothing was saved.", 130)
-    except BrokenPipeError:
-        # The reader of the output has closed it. Without this, Python fails again at exit, when it
-        # flushes the output.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
-    return 0
 
+    def guard() -> None:
+        try:
+            with naming_lost_workers():
+                work()
+        except KeyboardInterrupt:
+            nothing = "interrupted before training began: nothing was saved."
+            raise KeyboardInterrupt(nothing) from None
 
-def _failed(prog: str, sentence: object, status: int) -> int:
-    print(f"{prog}: {sentence}", file=sys.stderr)
-    return status
+    return status_of(prog or Path(sys.argv[0]).name, guard, FAILURES)

@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
-from gluon_amp.base.hardware import peak_mebibytes
+from gluon_amp.base import hardware
 from gluon_amp.base.messages import UsageError, scale_text
+from gluon_amp.inspection.doctor.advice import about_load
 from gluon_amp.policy import Policy
 from gluon_amp.trainer.ema import EMA
 from gluon_amp.trainer.loss_scale import NoLossScale
@@ -29,6 +30,8 @@ from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.workers.group import Workers, average_statistics
 
 import mxnet as mx
+
+NOT_KEPT = "Without --save-dir DIR, this run saves neither its network nor checkpoints."
 
 
 @dataclass
@@ -77,7 +80,8 @@ class Training:
         first = self.workers.first
         with contextlib.ExitStack() as stack:
             stack.enter_context(log.to_stdout(self.recipe.logging_file, quiet=not first))
-            interruption = stack.enter_context(Interruption(quiet=not first))
+            interruption = Interruption(quiet=not first)
+            stack.enter_context(interruption.noticing())
             if self.checkpoints and first and not self.recipe.eval_only:
                 stack.enter_context(self.checkpoints.locked())
             keeper = Keeper(
@@ -99,6 +103,8 @@ class Training:
             log.logger.info("\n%s", summary)
             if first:
                 write_outputs(self.outputs(summary))
+                if not self.recipe.eval_only:
+                    log.logger.info("\n%s", self.saved_in_words())
             interruption.leave_after("the run is over and everything was written")
             return summary
 
@@ -108,9 +114,14 @@ class Training:
         if self.recipe.notice:
             log.logger.info("%s\n", self.recipe.notice)
         log.logger.info("%s\n", report.table(self.plan()))
+        busy = about_load(hardware.load_average(), hardware.count_all_cores())
+        if busy:
+            log.logger.info("%s\n", report.table([("WARNING", busy)]))
         recommended = other_recommended(Policy(self.recipe.policy), self.devices)
         if recommended and self.recommends:
             log.logger.info("%s\n", recommended)
+        if not (self.recipe.save_dir or self.recipe.eval_only):
+            log.logger.info("%s\n", NOT_KEPT)
         if self.recipe.eval_only:
             finished = position.epoch if position.samples else max(position.epoch - 1, 0)
             return self.validate(finished)
@@ -193,10 +204,16 @@ class Training:
         if saved is None:
             return Position(0, 0), Counts()
         self.restore(saved.progress)
-        log.logger.info(
-            "Going on from %s: epoch %d, %d samples done.\n", saved.path, *saved.position
-        )
+        finished = saved.position.epoch >= self.recipe.num_epochs and not self.recipe.eval_only
+        hint = "\nThat run is finished: to train on, give more --num-epochs." if finished else ""
+        line = "Going on from %s: epoch %d, %d samples done.%s\n"
+        log.logger.info(line, saved.path, *saved.position, hint)
         return saved.position, counts
+
+    def saved_in_words(self) -> str:
+        """Return where the network is after the run, or how to keep that of the next run."""
+        folder = self.recipe.save_dir
+        return f"Checkpoints and the network are in {folder}." if folder else NOT_KEPT
 
     @property
     def checkpoints(self) -> Optional[Checkpoints]:
@@ -288,7 +305,7 @@ class Training:
             "devices": ", ".join(map(str, self.devices)),
             "batch_size": self.recipe.batch_size,
             "total_batch": self.total,
-            "epochs": self.recipe.num_epochs,
+            "epochs": len(self.history.validated),  # that the network was trained
             "lr": self.schedule.rate,
             "seed": self.recipe.seed,
             "top1": 100 * last.top1,  # percent of the validation images that can be read
@@ -304,7 +321,7 @@ class Training:
             "skipped_steps": self.loop.skipped,
             "steps": self.loop.steps,
             "images_per_second": samples / seconds if seconds else None,  # without validation
-            "peak_mebibytes": peak_mebibytes(),
+            "peak_mebibytes": hardware.peak_mebibytes(),
             "train_seconds": seconds,
             "seconds": time.perf_counter() - self.started,
             **self._averaged_results(),

@@ -167,13 +167,5 @@ IMAGENET = Design(
 
 DESIGNS = {
     design.name: design
-    for design in (
-        DIGITS,
-        DIGITS_FORMATS,
-        FASHION,
-        FASHION_FORMATS,
-        CALTECH101,
-        LSTM,
-        IMAGENET,
-    )
+    for design in (DIGITS, DIGITS_FORMATS, FASHION, FASHION_FORMATS, CALTECH101, LSTM, IMAGENET)
 }

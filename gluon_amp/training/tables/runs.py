@@ -22,8 +22,8 @@ from gluon_amp.base.hardware import count_cores
 from gluon_amp.base.locks import lock
 from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
-from gluon_amp.training.command_line import handling_signals
-from gluon_amp.training.runs.interruption import SIGNALS, RunInterruptedError
+from gluon_amp.training.command_line import SIGNALS, handling_signals
+from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.tables.designs import Design, Options
 from gluon_amp.training.tables.machine import describe, versions
 from gluon_amp.training.tables.record import (
@@ -37,9 +37,7 @@ from gluon_amp.training.tables.record import (
 )
 
 STARTED, ERRORS = "begun.json", "errors.txt"
-RESUME = "run the same command again to resume."
-# A terminal sends SIGHUP when it is closed.
-STOPPING = (*SIGNALS, signal.SIGHUP)
+RESUME = "run the same command again to resume"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,12 +97,12 @@ def interruptible() -> Iterator[None]:
     """Raise `RunInterruptedError` at the first SIGTERM, Ctrl-C or SIGHUP; the second one kills."""
 
     def interrupt(number: int, _frame: object) -> None:
-        for each in STOPPING:
+        for each in SIGNALS:
             if signal.getsignal(each) is interrupt:
                 signal.signal(each, signal.SIG_DFL)
-        raise RunInterruptedError(number, f"interrupted by signal {number}: {RESUME}")
+        raise RunInterruptedError(number, RESUME)
 
-    with handling_signals(STOPPING, interrupt):
+    with handling_signals(SIGNALS, interrupt):
         yield
 
 
@@ -163,7 +161,7 @@ class Runner:
         status, peak_memory, errors = self._run(job)
         if status < 0:
             name = signal.Signals(-status).name
-            raise RuntimeError(f"{job.folder} was killed by signal {name}: {RESUME}")
+            raise RuntimeError(f"{job.folder} was killed by signal {name}: {RESUME}.")
         reason = errors[-1] if errors else "no reason"
         if status == 2:
             raise UsageError(f"{reason.rstrip('.')}; options for the runs go after --.")

@@ -17,11 +17,10 @@ from queue import Empty, SimpleQueue
 from typing import List, Optional, Sequence, Set, TextIO
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.command_line import handling_signals
+from gluon_amp.training.command_line import SIGNALS, handling_signals
 from gluon_amp.training.workers.tasks import Task, read, tasks
 
 SSH_FAILED = 255
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 LAST_WORDS = 3.0  # seconds that the other processes have to end after one has failed
 GOODBYE = 15.0  # seconds that servers have to end after the last worker has finished

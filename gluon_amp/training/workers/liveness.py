@@ -1,6 +1,6 @@
 """Workers that notice that another one or a server has died, and end.
 
-Otherwise they would wait for its gradients for ever: the heartbeats of MXNet's parameter server
+Otherwise they would wait for its gradients forever: the heartbeats of MXNet's parameter server
 reach only the scheduler, which does nothing about them. Here a thread of every worker holds a
 connection to the first worker, so a slow first batch or a long validation raises no alarm.
 

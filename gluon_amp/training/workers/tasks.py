@@ -82,9 +82,7 @@ def read(
 
 def _parser(prog: str) -> Parser:
     parser = Parser(
-        prog=prog,
-        usage=f"{prog} -n WORKERS [OPTION ...] -- COMMAND ...",
-        description=DESCRIPTION,
+        prog=prog, usage=f"{prog} -n WORKERS [OPTION ...] -- COMMAND ...", description=DESCRIPTION
     )
     count = {"type": whole(1, 4096), "metavar": "N"}
     variable = {"type": _variable, "metavar": "NAME[=VALUE]", "action": "append", "default": []}
@@ -92,35 +90,19 @@ def _parser(prog: str) -> Parser:
     add("-n", "--num-workers", required=True, help="processes that train", **count)
     servers = "processes that add up gradients (default: as many as workers)"
     add("-s", "--num-servers", help=servers, **count)
-    add(
-        "-H",
-        "--hostfile",
-        type=path,
-        metavar="FILE",
-        help="machines to use, one HOST or USER@HOST or HOST:SSHPORT on a line",
-    )
-    add(
-        "--launcher",
-        choices=("local", "ssh"),
-        help="local runs everything here, on 127.0.0.1 (default: ssh if there is a hostfile)",
-    )
-    add(
-        "--host-ip",
-        metavar="IP",
-        help="address of this machine for the others (default: the one towards the first host)",
-    )
+    machines = "machines to use, one HOST or USER@HOST or HOST:SSHPORT on a line"
+    add("-H", "--hostfile", type=path, metavar="FILE", help=machines)
+    where = "local runs everything here, on 127.0.0.1 (default: ssh if there is a hostfile)"
+    add("--launcher", choices=("local", "ssh"), help=where)
+    own = "address of this machine for the others (default: the one towards the first host)"
+    add("--host-ip", metavar="IP", help=own)
     add("--env", help="set a variable for all processes, or pass on this machine's", **variable)
     add("--env-server", help="the same for servers only", **variable)
     add("--env-worker", help="the same for workers only", **variable)
     gpus = "give each worker N GPUs of its machine (default: each sees all)"
     add("--gpus-per-worker", help=gpus, **count)
-    add(
-        "--grace",
-        type=positive,
-        default=60.0,
-        metavar="SECONDS",
-        help="time to save after Ctrl-C or SIGTERM, before all processes are ended (default: 60)",
-    )
+    time = "time to save after Ctrl-C or SIGTERM, before all processes are ended (default: 60)"
+    add("--grace", type=positive, default=60.0, metavar="SECONDS", help=time)
     add("command", nargs="+", metavar="COMMAND", help="what to run")
     return parser
 

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gluon_amp.training.data import DataError, decode
+from gluon_amp.base.messages import UsageError
+from gluon_amp.training.data import decode
 from gluon_amp.training.data.decode import DecodeError, decode_box, jpeg_size
 from tests.images import picture, png
 from tests.training.data.jpegs import jpeg, smooth
@@ -121,5 +122,5 @@ def test_a_png_with_a_damaged_header_is_refused():
 
 def test_without_opencv_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr(decode, "cv2", None)
-    with pytest.raises(DataError, match=r"OpenCV, which is not installed: run `pip install"):
+    with pytest.raises(UsageError, match=r"OpenCV, which is not installed: run `pip install"):
         decode.require_opencv()

@@ -2,12 +2,7 @@
 
 import itertools
 
-from gluon_amp.training.data import open_synthetic
-from gluon_amp.training.data.input_speed import (
-    WARM_UP,
-    images_per_second,
-    training_batches,
-)
+from gluon_amp.training.data.input_speed import WARM_UP, images_per_second
 
 import mxnet as mx
 
@@ -23,12 +18,3 @@ def test_the_time_of_exactly_the_measured_batches_counts(monkeypatch):
 
     assert images_per_second(batches(), 5) == 5.0  # 50 images in 10 seconds
     assert clock[0] == 100 + WARM_UP * 50 + 10
-
-
-def test_batches_never_end():
-    source = open_synthetic(images=6, shape=(1, 2, 2), classes=6)
-    batches = itertools.islice(training_batches(source, 4, num_workers=0), 6)
-    labels = [label for _, batch in batches for label in batch.asnumpy().tolist()]
-    one_epoch = sorted(source.train[n][1] for n in range(6))
-    assert [sorted(labels[n : n + 6]) for n in (0, 6, 12)] == [one_epoch] * 3
-    assert labels[:6] != labels[6:12]

@@ -182,8 +182,11 @@ def test_an_unreadable_validation_image_is_left_out(workers):
 
 def test_no_readable_image_at_all_is_an_error():
     dataset = Numbers(3, bad=range(3))
-    for batches in (TrainingBatches(dataset, 2).epoch(0), ValidationBatches(dataset, 2)):
-        with pytest.raises(DataError, match="none of the 3 images can be read, for example image"):
+    for kind, batches in (
+        ("training", TrainingBatches(dataset, 2).epoch(0)),
+        ("validation", ValidationBatches(dataset, 2)),
+    ):
+        with pytest.raises(DataError, match=f"none of the 3 {kind} images can be read, for exam"):
             data(batches)
     assert data(ValidationBatches(Numbers(1), 4, part_index=1, num_parts=2)) == []
 

@@ -2,12 +2,15 @@
 
 import collections
 import os
+import subprocess
+import sys
 
 import pytest
 
 from gluon_amp.training.data.splitting import Split, read_tree
 from tests.training.data.jpegs import write_classes_abc
 from tests.training.data.refusal import refusal
+from tests.training.runs.scripts import environment
 
 
 @pytest.fixture
@@ -48,6 +51,23 @@ def test_refused_trees(root):
     assert refusal(read_tree, root / "e") == (
         f"{root}/e is not a folder: expected one with a folder for each class."
     )
+
+
+OTHER_LOCALE = """
+import sys
+from pathlib import Path
+from gluon_amp.training.command_line import status_of
+from gluon_amp.training.data.splitting import read_tree
+sys.exit(status_of("prog", lambda: print(*read_tree(Path(sys.argv[1])).classes)))
+"""
+
+
+def test_names_are_in_utf_8_in_every_locale(tmp_path):
+    write_classes_abc(tmp_path).joinpath("a").rename(tmp_path / "café")
+    variables = environment(LC_ALL="C", PYTHONUTF8="0")
+    command = [sys.executable, "-c", OTHER_LOCALE, str(tmp_path)]
+    done = subprocess.run(command, env=variables, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("b c caf\\xe9\n", "")
 
 
 def names(images):

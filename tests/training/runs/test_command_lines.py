@@ -59,7 +59,7 @@ def parser_of(script, monkeypatch):
         raise Parsers(parser)
 
     with monkeypatch.context() as patch:
-        patch.setattr(argparse.ArgumentParser, "parse_args", capture)
+        patch.setattr(argparse.ArgumentParser, "parse_known_args", capture)
         patch.setattr(sys, "argv", [f"{script.__name__}.py"])
         with pytest.raises(Parsers) as caught:
             script.main()

@@ -4,7 +4,6 @@ import argparse
 
 import pytest
 
-from gluon_amp.policy import Policy
 from gluon_amp.trainer.loss_scale import resolve
 from gluon_amp.training.runs.engines.build import loss_scale_option
 from gluon_amp.training.runs.image_options import REFUSED
@@ -102,16 +101,3 @@ def test_a_wrong_option_is_one_sentence(line, sentence, capsys):
     error = capsys.readouterr().err
     assert stop.value.code == 2
     assert sentence in error and error.count("\n") == 1
-
-
-@pytest.mark.parametrize(
-    ("line", "policy", "computes_in"),
-    [
-        ("--amp", "mixed_float16", "float16"),
-        ("--dtype params=float32,compute=tfloat32", "compute=tfloat32", "tfloat32"),
-        ("", "float32", "float32"),
-    ],
-)
-def test_a_dtype_is_the_name_of_a_policy(line, policy, computes_in):
-    recipe = read(line.split())
-    assert (recipe.policy, Policy(recipe.policy).compute_dtype) == (policy, computes_in)

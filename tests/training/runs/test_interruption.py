@@ -1,4 +1,4 @@
-"""SIGTERM and Ctrl-C."""
+"""SIGTERM, SIGHUP and Ctrl-C."""
 
 import os
 import signal
@@ -11,26 +11,34 @@ from gluon_amp.training.runs.interruption import Interruption, RunInterruptedErr
 from tests.training.runs.scripts import environment
 
 
-def test_the_first_signal_is_noted_and_announced_and_the_handler_put_back(capfd):
-    before = signal.getsignal(signal.SIGINT)
-    with Interruption() as interruption:
+@pytest.mark.parametrize(
+    "number, status, name, again",
+    [
+        (signal.SIGINT, 130, "Ctrl-C", "press again"),
+        (signal.SIGHUP, 129, "SIGHUP", "send it again"),
+    ],
+)
+def test_the_first_signal_is_noted_and_announced_and_the_handler_put_back(
+    number, status, name, again, capfd, default_signals
+):
+    before = signal.getsignal(number)
+    interruption = Interruption()
+    with interruption.noticing():
         interruption.leave_after("done")
-        assert interruption.number is None
-        os.kill(os.getpid(), signal.SIGINT)
-        with pytest.raises(RunInterruptedError, match=r"^interrupted by signal 2: done\.$") as left:
+        os.kill(os.getpid(), number)
+        with pytest.raises(RunInterruptedError, match=rf"^interrupted by {name}: done\.$") as left:
             interruption.leave_after("done")
-    assert (interruption.number, left.value.status) == (signal.SIGINT, 130)
-    assert signal.getsignal(signal.SIGINT) is before
-    notice = "signal 2: the run saves and ends after this batch or validation;\na second signal"
-    assert capfd.readouterr().err.startswith(notice)
+    assert (interruption.number, left.value.status) == (number, status)
+    assert signal.getsignal(number) is before
+    assert capfd.readouterr().err == f"{name}: finishing this batch; {again} to stop now\n"
 
 
 TWICE = """
-import importlib.util, os, signal, sys
-spec = importlib.util.spec_from_file_location("interruption", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
-with module.Interruption(quiet=True):
+import os, signal
+from gluon_amp_console import enter_without_mxnet
+enter_without_mxnet()
+from gluon_amp.training.runs.interruption import Interruption
+with Interruption(quiet=True).noticing():
     os.kill(os.getpid(), signal.SIGTERM)
     os.kill(os.getpid(), signal.SIGTERM)
     print("alive")
@@ -38,8 +46,7 @@ with module.Interruption(quiet=True):
 
 
 def test_the_second_signal_ends_the_process_at_once():
-    path = sys.modules[Interruption.__module__].__file__  # loaded alone, without MXNet
     done = subprocess.run(
-        [sys.executable, "-c", TWICE, path], env=environment(), capture_output=True, timeout=60
+        [sys.executable, "-c", TWICE], env=environment(), capture_output=True, timeout=60
     )
     assert (done.returncode, done.stdout, done.stderr) == (143, b"", b"")

@@ -95,7 +95,7 @@ def test_a_signal_between_two_looks_is_answered_once(tmp_path):
     keeper, checkpoints, _ = keeper_of(tmp_path, interruption=Late())
     keeper.after_update(1, Position(0, 3), Counts())
     assert checkpoints.existing() == []
-    with pytest.raises(RunInterruptedError, match="saved; go on with --resume auto"):
+    with pytest.raises(RunInterruptedError, match="saved in .*; continue with --resume auto"):
         keeper.after_update(2, Position(0, 6), Counts())
     assert [position for position, _ in checkpoints.existing()] == [Position(0, 6)]
 
@@ -105,7 +105,7 @@ def test_a_signal_without_checkpoints_says_that_nothing_was_saved(tmp_path):
     keeper, _, _ = keeper_of(tmp_path, interruption=interruption)
     keeper.checkpoints, interruption.number = None, signal.SIGTERM
     keeper.after_epoch(0, due=False, last=True, best=False)  # the run is over anyway
-    with pytest.raises(RunInterruptedError, match="nothing was saved, as there is no --save-dir"):
+    with pytest.raises(RunInterruptedError, match="TERM: nothing was saved, as there is no --save"):
         keeper.after_epoch(0, due=False, last=False, best=False)
 
 

@@ -9,10 +9,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.training.data import (
-    TrainingBatches,
-    ValidationBatches,
-)
+from gluon_amp.training.data import TrainingBatches, ValidationBatches
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs import loop as loop_module
 from gluon_amp.training.runs.engines.gluon import GluonEngine
@@ -134,13 +131,6 @@ def test_log_lines_are_gluoncvs(lines):
     assert re.fullmatch(r"\[Epoch 3\] waited for data: \d+ % of the time", waited)
     assert validation == f"[Epoch 3] validation: err-top1={1 - checked.top1:f} err-top5=0.000000"
     assert validated == "[Epoch 3] validated 10/10"
-
-
-def test_advice_fits_80_columns_behind_the_loggers_name():
-    text = logging.Formatter(logging.BASIC_FORMAT).format(
-        logging.LogRecord(log.logger.name, logging.INFO, "", 0, log.INPUT_BOUND, (), None)
-    )
-    assert max(map(len, text.splitlines())) <= 80
 
 
 def test_a_skipped_step_is_logged_and_counted(lines):

@@ -24,7 +24,7 @@ def named(net):
     return {name[len(net.prefix) :]: param for name, param in net.collect_params().items()}
 
 
-def test_features_are_copied_and_the_head_is_new(monkeypatch):
+def test_features_are_copied_and_the_head_is_new(monkeypatch, caplog):
     """Both networks have five classes, so the shapes do not show which layers are the head."""
     source = build("cifar_resnet8_v1", 5)
     source.initialize(mx.init.Xavier())
@@ -40,6 +40,7 @@ def test_features_are_copied_and_the_head_is_new(monkeypatch):
         }
 
     equal = copied()
+    assert "training on the digits 0 to 4 first,\nfor 8 epochs" in caplog.text
     assert equal.pop("dense0_weight") is False
     assert all(equal.values()) and len(equal) > 5
     assert not any(copied("--from-scratch").values())

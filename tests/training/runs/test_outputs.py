@@ -1,5 +1,7 @@
 """The files that a run writes: checked before it trains, and written whole."""
 
+import sys
+
 import numpy as np
 import pytest
 
@@ -44,18 +46,22 @@ def test_an_export_has_the_bits_of_the_masters_and_the_dtypes_of_the_policy(trai
         assert array.dtype == (np.float16 if name.endswith(("weight", "bias")) else np.float32)
 
 
-def test_what_cannot_be_written_is_known_before_the_run(tmp_path):
+def test_what_cannot_be_written_is_known_before_the_run(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     for option, path, reason in (
         ("summary_json", tmp_path, "--summary-json .* is a directory, expected a file"),
         ("plot", tmp_path / "none" / "a.png", "--plot .* there is no directory"),
-        ("save_dir", tmp_path / "file", "--save-dir .* cannot be created: File exists"),
-        ("export", tmp_path / "file" / "x", "--export .* cannot be created: Not a directory"),
+        ("save_dir", tmp_path / "file", "--save-dir .* cannot be created: .*/file is a file"),
+        ("export", tmp_path / "file" / "x", "--export .* cannot be created: .*/file is a file"),
     ):
         with pytest.raises(UsageError, match=reason):
             outputs.check_outputs(recipe_of(**{option: path}))
-    outputs.check_outputs(recipe_of(save_dir=tmp_path / "new" / "folder"))
-    assert (tmp_path / "new" / "folder").is_dir()
+    folders = dict.fromkeys(("save_dir", "tensorboard", "export"), tmp_path / "new" / "folder")
+    outputs.check_outputs(recipe_of(**folders))
+    monkeypatch.setitem(sys.modules, "tensorboardX", None)
+    with pytest.raises(UsageError, match="--tensorboard needs tensorboardX: run `pip install"):
+        outputs.check_outputs(recipe_of(**folders))
+    assert not (tmp_path / "new").exists()  # a run that cannot begin leaves nothing
 
 
 def test_an_output_that_cannot_be_written_does_not_keep_the_others_from_it(tmp_path):

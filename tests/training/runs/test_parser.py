@@ -5,6 +5,7 @@ import argparse
 import pytest
 
 from gluon_amp.training.runs.language import recipe as language_recipe
+from gluon_amp.training.runs.options import GROUPS
 from gluon_amp.training.runs.parser import TrainingParser
 from gluon_amp.training.runs.recipe import fine_tuning_parser, train_parser
 
@@ -53,6 +54,13 @@ def test_the_help_of_every_command_fits_80_columns_and_explains_every_option(mon
         for action in parser._actions:
             if action.help != argparse.SUPPRESS:
                 assert action.help and ", ".join(action.option_strings[:2]) in text
+
+
+def test_each_group_of_the_help_has_an_example_that_can_be_read():
+    text = train_parser("gluon-amp train").format_help()
+    for title in GROUPS:
+        example = text.partition(f"\n{title}:\n  gluon-amp train ")[2].partition("\n")[0]
+        assert train_parser().parse_explicit(example.split())[1]
 
 
 def test_only_what_is_on_the_command_line_is_explicit(parser):

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gluon_amp.base import hardware
 from gluon_amp.lowering.emulation import is_emulated
 from gluon_amp.training.console import fine_tune, train
 from gluon_amp.training.runs import network
@@ -50,7 +51,8 @@ def comparable(path):
 
 
 def test_the_output_of_a_run(trained):
-    notice, plan, *_, results = trained.out.split("\n\n")
+    notice, plan, *_, results, saved = trained.out.split("\n\n")
+    assert saved == f"Checkpoints and the network are in {trained.save_dir}.\n"
     assert notice.startswith("No ImageNet at ")
     assert notice.endswith("training on scikit-learn's handwritten digits.")
     assert plan.startswith("batch      32 per device × 1 (cpu(0)) = 32\n")
@@ -139,10 +141,8 @@ def test_a_terminated_run_saves_in_mid_epoch_and_goes_on(trained, tmp_path, monk
         patch.setattr(Loop, "_count", counted)
         assert train.main(options) == 143
     captured = capsys.readouterr()
-    assert (
-        captured.err
-        == "gluon-amp train: interrupted by signal 15: saved; go on with --resume auto.\n"
-    )
+    sentence = f"interrupted by SIGTERM: saved in {saved}; continue with --resume auto."
+    assert captured.err == f"gluon-amp train: {sentence}\n"
     assert "epoch001-sample00000096.ckpt" in captured.out.splitlines()[-1]
     assert train.main([*options, "--resume", "auto"]) == 0
     assert parameters(saved) == parameters(trained.save_dir)
@@ -157,6 +157,8 @@ def test_a_finished_run_has_nothing_left_to_do(trained, tmp_path, summary_of):
         for name in ("top1", "top1_by_epoch", "best_epoch", "steps"):
             assert getattr(again, name) == before[name]
         assert "[Epoch 2]" not in again.out
+        assert ("That run is finished: to train on, give more" in again.out) is (not more)
+        assert ("warm-up" in again.out) is (not more) and again.epochs == 2
     assert "[Epoch 1] validated 360/360" in again.out
 
 
@@ -192,6 +194,17 @@ def test_all_of_a_recipe_together(fashion, summary_of):
     assert (summary.total_batch, summary.steps, summary.devices) == (32, 4, "cpu(0), cpu(1)")
 
 
+def test_a_run_that_saves_nothing_says_so_at_its_start_and_end(fashion, summary_of, monkeypatch):
+    monkeypatch.setattr(hardware, "load_average", lambda: 99.5)
+    monkeypatch.setattr(hardware, "count_all_cores", lambda: 2)
+    out = summary_of(*fashion, "--max-batches", 1).out
+    _, warning, at_start, *_, at_end = out.split("\n\n")
+    assert at_start + "\n" == at_end
+    assert at_start == "Without --save-dir DIR, this run saves neither its network nor checkpoints."
+    assert warning.startswith("WARNING  the load, 99.5, exceeds the 2 cores of this machine: ")
+    assert max(map(len, warning.splitlines())) <= 80
+
+
 def test_a_format_for_study_is_called_so(fashion, summary_of):
     dtype = "compute=float8_e4m3,gradients=float8_e5m2"
     summary = summary_of(*fashion, "--dtype", f"params=float32,{dtype}", "--max-batches", 2)
@@ -213,7 +226,7 @@ def test_epochs_without_validation_or_checkpoint(fashion, summary_of, tmp_path):
     assert names == ["epoch002-sample00000000.ckpt", "epoch003-sample00000000.ckpt"]
     untrained = summary_of(*fashion, "--eval-only")
     assert (untrained.steps, untrained.validated, untrained.images_per_second) == (0, 23, None)
-    assert "nothing was trained" in untrained.out
+    assert "nothing was trained" in untrained.out and " s, 0 epochs" in untrained.out
 
 
 def test_a_run_goes_on_with_its_batch_divided_otherwise(fashion, summary_of, tmp_path):
@@ -361,6 +374,12 @@ def test_make_train_reaches_97_percent(summary_of):
     summary = summary_of(*"--dtype float16 --batch-size 256".split())
     assert summary.top1 >= 97.0 and summary.skipped_steps < 20
     assert (summary.validated, summary.steps) == (360, 24 * 6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_two_epochs_of_the_digits_learn(dtype, summary_of):
+    assert summary_of("--dtype", dtype, "--num-epochs", 2).top1 > 60
 
 
 @pytest.mark.slow

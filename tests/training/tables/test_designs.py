@@ -71,19 +71,6 @@ def test_the_imagenet_design_is_the_faqs():
         assert command in page
 
 
-def test_a_static_scale_is_that_of_its_row():
-    scales = {}
-    for name in ("fashion", "lstm"):
-        for job in jobs(DESIGNS[name], Path("out"), [0], devices=1):
-            scale = READERS[job.program[-1]](list(job.arguments)).loss_scale
-            if scale is not None:
-                scales[job.configuration.name] = scale
-    assert scales == {
-        "float16-static-scale-128": 128.0,
-        "float16-first-scale-65536-32": "dynamic:65536",
-    }
-
-
 @pytest.mark.parametrize("name", ["digits", "fashion"])
 def test_the_deviations_are_those_of_the_committed_pilot(name):
     design, tops = DESIGNS[name], {}
@@ -100,13 +87,6 @@ def test_the_plan_has_the_margins_which_are_set_before_a_run():
     text = plan(DESIGNS["fashion"], 8, 0.3)
     assert text.startswith("Fashion-MNIST: 8 seeds for each of 7 rows. At a standard deviation of ")
     assert "±0.3 points with a power of 8" in text and "cross-entropy is ±0.01 nats" in text
-
-
-def test_options_after_those_of_the_design_win():
-    extra = ("--model", "resnet50_v1", "--input-size", "224")
-    for job in jobs(DESIGNS["caltech101"], Path("out"), [0], 1, extra):
-        recipe = read_fine_tuning(list(job.arguments))
-        assert (recipe.model, recipe.input_size) == ("resnet50_v1", 224)
 
 
 def test_a_batch_that_devices_cannot_share():

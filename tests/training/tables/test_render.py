@@ -5,10 +5,7 @@ from gluon_amp.training.tables.render import difference, duration, faq_table, ma
 from gluon_amp.training.tables.statistics import Comparison
 from gluon_amp.training.tables.table import published, tabulate
 from tests import ROOT
-from tests.training.tables.example_runs import (
-    ORDER,
-    write_run,
-)
+from tests.training.tables.example_runs import ORDER, write_run
 
 PUBLISHED = """\
 | Batch size | Data type | Top-1 accuracy | Time to train | Speed-up |

@@ -130,7 +130,7 @@ def test_a_signal_terminates_the_runs_once(tmp_path, number):
 
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
     sender = threading.Thread(target=when_ready)
-    raised = pytest.raises(RunInterruptedError, match=f"signal {int(number)}: run the same command")
+    raised = pytest.raises(RunInterruptedError, match="interrupted by .*: run the same command")
     with raised as caught, interruptible():
         sender.start()
         train(tmp_path, job)
@@ -212,7 +212,7 @@ def test_the_files_are_made_again_from_the_json(tmp_path, capsys):
     (tmp_path / "results.md").unlink()
     (tmp_path / "results.md").symlink_to("/dev/full")
     assert command.main(logs) == 2
-    assert capsys.readouterr().err == f"gluon-amp results: {tmp_path}: No space left on device.\n"
+    assert capsys.readouterr().err == "gluon-amp results: No space left on device.\n"
 
 
 @pytest.mark.parametrize(

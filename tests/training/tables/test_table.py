@@ -9,13 +9,7 @@ from gluon_amp.base.messages import UsageError
 from gluon_amp.training.tables.record import RunRecord, read_all
 from gluon_amp.training.tables.render import as_csv, faq_table, markdown
 from gluon_amp.training.tables.table import restored, tabulate
-from tests.training.tables.example_runs import (
-    CONFIGURATIONS,
-    ORDER,
-    run,
-    three_seeds,
-    write_run,
-)
+from tests.training.tables.example_runs import CONFIGURATIONS, ORDER, run, three_seeds, write_run
 
 
 def failed_run(name, seed, failure):

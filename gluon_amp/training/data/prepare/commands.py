@@ -2,7 +2,6 @@
 
 import argparse
 import shlex
-import sys
 from pathlib import Path
 from typing import Any, Callable, Dict
 
@@ -54,15 +53,14 @@ def run(prog: str, pack: Callable[[], Dict[str, Any]], out: Path) -> int:
             manifest = pack()
         except InUseError as error:
             raise UsageError(f"{error}: wait for it.") from None
+        except KeyboardInterrupt:
+            again = "interrupted; run the same command again to resume."
+            raise KeyboardInterrupt(again) from None
         counts = " and ".join(f"{count:,} {part}" for part, count in manifest["images"].items())
         print(f"{counts} images of {manifest['classes']} classes. To train on them:")
         print(f"gluon-amp train {_data_options(out)}")
 
-    try:
-        return status_of(prog, work)
-    except KeyboardInterrupt:
-        print(f"{prog}: interrupted; run the same command again to resume.", file=sys.stderr)
-        return 130
+    return status_of(prog, work)
 
 
 def _data_options(out: Path) -> str:

@@ -64,8 +64,7 @@ def listed(folder, part):
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"),
-    [((40, 30), (21, 16)), ((10, 12), (16, 19)), ((16, 50), (16, 50))],
+    ("size", "expected"), [((40, 30), (21, 16)), ((10, 12), (16, 19)), ((16, 50), (16, 50))]
 )
 def test_shorter_side(tmp_path, size, expected):
     """21.3 is rounded down, as im2rec does."""
