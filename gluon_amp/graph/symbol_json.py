@@ -66,7 +66,9 @@ def _with_attributes(graph: dict) -> dict:
 def from_json(graph: dict, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbol:
     """Build a symbol from a dict such as `to_json` returns; a `mx.np` symbol if `like` is one."""
     # The body of a loop has no version, and MXNet upgrades a graph without one as if it were old.
-    symbol = mx.sym.load_json(json.dumps(_indexed({"attrs": GRAPH_VERSION, **graph})))
+    # MXNet reads UTF-8, but no escape such as \u00e9.
+    text = json.dumps(_indexed({"attrs": GRAPH_VERSION, **graph}), ensure_ascii=False)
+    symbol = mx.sym.load_json(text)
     return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
 
 

@@ -43,6 +43,11 @@ def test_variables_may_be_added_to_a_graph_and_to_the_body_of_a_loop():
     assert graph.from_json(json).list_inputs() == loop().list_inputs()
 
 
+def test_a_name_outside_of_ascii():
+    symbol = mx.sym.relu(mx.sym.var("größe"))
+    assert graph.from_json(graph.to_json(symbol)).list_inputs() == ["größe"]
+
+
 @pytest.mark.parametrize("kind", [mx.sym.Symbol, NumpySymbol])
 def test_a_symbol_has_the_kind_of_another(kind):
     like = var("x").as_np_ndarray() if kind is NumpySymbol else var("x")
