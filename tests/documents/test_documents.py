@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.training.command_line import Parser
 from tests import ROOT
 
 DOCUMENTS = sorted(
@@ -122,14 +123,17 @@ def parse(words, monkeypatch):
         name = words[2].replace(".", "/")
         path = f"{name}/__main__.py" if (ROOT / name).is_dir() else f"{name}.py"
         words = ["python", path, *words[3:]]
-    accept = argparse.ArgumentParser.parse_args
 
-    def parse_only(parser, *args, **kwargs):
-        accept(parser, *args, **kwargs)
-        raise ParsedError
+    def only_parsing(accept):
+        def parse_only(parser, *args, **kwargs):
+            accept(parser, *args, **kwargs)
+            raise ParsedError
+
+        return parse_only
 
     with monkeypatch.context() as patch:
-        patch.setattr(argparse.ArgumentParser, "parse_args", parse_only)
+        for parser in (argparse.ArgumentParser, Parser):
+            patch.setattr(parser, "parse_args", only_parsing(parser.parse_args))
         patch.setattr(sys, "argv", list(words[1:]))
         patch.syspath_prepend(str(ROOT / "scripts"))
         try:

@@ -179,7 +179,7 @@ def rows_of_the_speeds():
         ends = f" ({min(medians):.2f} to {max(medians):.2f})" if spread else ""
         return f"{mean['training', text]}{ends} | {mean['image', text]} |"
 
-    plain, peer, half = (list(quotients)[n] for n in (0, 3, 4))
+    plain, peer, half = (list(quotients)[n] for n in (0, 3, -1))
     yield f"| bfloat16 | stock float32 | {both(plain)}"
     own = mean["training", list(quotients)[1]]
     yield f"| bfloat16 | float32 under `amp.Trainer` | {own} | |"

@@ -85,9 +85,10 @@ def test_softmax(instruction_set, op, shape, requests):
     if shape[-1] == 1:
         arrays["x"][:] = 5
     ours = compute(operator(f"_gluon_amp_{op}", ["x"], "float32"), arrays, head, requests)
-    # oneDNN's log_softmax is off by up to 3.4e-6
-    bound = {"softmax": 1e-6, "log_softmax": 4e-6}[op]
-    assert_close(ours, compute(stock(op, "x"), arrays, head, requests), bound)
+    if (op, shape[-1]) != ("log_softmax", 1):  # the logarithm of 1, where oneDNN has 1.4e-6
+        # oneDNN's log_softmax is off by up to 3.4e-6
+        bound = {"softmax": 1e-6, "log_softmax": 4e-6}[op]
+        assert_close(ours, compute(stock(op, "x"), arrays, head, requests), bound)
     x = arrays["x"].astype(np.float64)
     logs = x - np.log(np.exp(x - x.max(-1, keepdims=True)).sum(-1, keepdims=True))
     exact = logs - x.max(-1, keepdims=True)

@@ -107,7 +107,7 @@ def test_two_processes_do_not_write_one_file(mirror, path):
 
 def test_without_requests(mirror, path, monkeypatch):
     monkeypatch.setitem(sys.modules, "requests", None)
-    with pytest.raises(UsageError, match=r"requests is not installed: run `pip install 'gluon-a"):
+    with pytest.raises(UsageError, match=r"requests is not installed: run `pip install -c constr"):
         get(mirror, path, "whole")
 
 
