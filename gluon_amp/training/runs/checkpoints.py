@@ -46,7 +46,8 @@ SAME_ORDER = {
     "workers": "{} workers",
 }
 
-# What a checkpoint holds besides network and trainer; a language model's has one more field.
+# What a checkpoint holds besides network and trainer; a language model's has one more field, and
+# says of its network what the parameters do not.
 _PROGRESS = {
     "rate": REAL,
     "history": HISTORY,
@@ -58,12 +59,18 @@ _ABOUT = {
     "class_names": [TEXT],
     "preprocessing": schema.Mapping(TEXT, Either("text or numbers", (TEXT, [REAL]))),
 }
+_SIZES = {
+    "kind": TEXT,
+    **dict.fromkeys(("embedding", "hidden", "layers", "heads", "length"), COUNT),
+    "tied": PLAIN,
+    "dropout": REAL,
+}
 SCHEMA = {
     "position": (COUNT, COUNT),
     "identity": dict.fromkeys((*SAME, *SAME_ORDER), PLAIN),
     "progress": Either(
         "the progress of a run",
-        ({**_PROGRESS, "about": schema.Optional(_ABOUT)}, {**_PROGRESS, "state": [[[[REAL]]]]}),
+        ({**_PROGRESS, "about": schema.Optional(_ABOUT)}, {**_PROGRESS, "state": [[[[REAL]]]], "about": schema.Optional(_SIZES)}),
     ),
 }
 

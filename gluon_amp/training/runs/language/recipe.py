@@ -1,8 +1,11 @@
-"""The recipe of a language run: the options of `gluon-amp train-lstm`."""
+"""The recipe of a language run: the options of `gluon-amp train-text`."""
 
-from typing import Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
-from gluon_amp.training.command_line import positive, whole
+from gluon_amp.base.messages import UsageError
+from gluon_amp.policy import Policy
+from gluon_amp.training.command_line import positive, share, whole
+from gluon_amp.training.networks.language_model import KINDS, RECURRENT
 from gluon_amp.training.runs import options
 from gluon_amp.training.runs.options import (
     COUNT,
@@ -10,6 +13,7 @@ from gluon_amp.training.runs.options import (
     EPOCHS,
     MOMENTUM,
     NORM,
+    SWITCH,
 )
 from gluon_amp.training.runs.parser import TrainingParser
 
@@ -24,13 +28,30 @@ class LanguageRecipe(options.Options):
 
     @property
     def policy(self) -> str:
-        """The name of the policy of the network."""
+        """The name of the policy of the network, without its pins."""
         return self.dtype
+
+    @property
+    def pinned_policy(self) -> Policy:
+        """The policy of the network."""
+        policy = Policy(self.dtype)
+        return policy.pin(ops=self.pin_low, dtype=policy.compute_dtype) if self.pin_low else policy
+
+    @property
+    def sizes(self) -> Dict[str, Any]:
+        """The arguments of `LanguageModel`, without the number of classes."""
+        names = ("kind", "embedding", "hidden", "layers", "heads", "tied", "dropout")
+        return {**{name: getattr(self, name) for name in names}, "length": self.bptt}
 
     @property
     def model(self) -> str:
         """The network in words."""
-        return f"{self.layers}-layer LSTM of {self.hidden}, embedding of {self.embedding}"
+        if self.kind in RECURRENT:
+            size = f"{self.kind.upper()} of {self.hidden}, embedding of {self.embedding}"
+        else:
+            size = f"transformer of {self.embedding}, {self.heads} heads, inner size {self.hidden}"
+        dropout = f", dropout of {self.dropout:g}" if self.dropout else ""
+        return f"{self.layers}-layer {size}{', tied' if self.tied else ''}{dropout}"
 
     def learning_rate(self, total_batch: int) -> float:
         """Return ``--lr``, or else 0.004 for every 32 streams of a batch."""
@@ -38,15 +59,15 @@ class LanguageRecipe(options.Options):
 
 
 def parser(prog: Optional[str] = None) -> TrainingParser:
-    """Return the parser of `gluon-amp train-lstm`."""
+    """Return the parser of `gluon-amp train-text`."""
     parser = TrainingParser(
         groups=options.GROUPS,
         prog=prog,
-        description="Train a character language model, an LSTM, in mixed precision.",
+        description="Train a character language model in mixed precision.",
         epilog="The text is the source code of Python's standard library.",
     )
     _add_model_and_text(parser)
-    options.add_precision(parser)
+    _add_controls(options.add_precision(parser))
     _add_training(parser)
     options.add_average(parser)
     options.add_random_numbers(parser)
@@ -58,13 +79,26 @@ def parser(prog: Optional[str] = None) -> TrainingParser:
 
 
 def _add_model_and_text(parser: TrainingParser) -> None:
-    size = {"type": whole(1, 65536), "metavar": "N"}
+    size, count = ({"type": whole(1, most), "metavar": "N"} for most in (65536, 1024))
     add = parser.group("model")
+    add("--model", "network", dest="kind", choices=KINDS, default="lstm")
     add("--embedding", "size of the vector of a character", size, default=64)
-    add("--hidden", "size of an LSTM layer", size, default=128)
-    add("--layers", "number of LSTM layers", type=whole(1, 1024), default=1, metavar="N")
+    add("--hidden", "size of a recurrent layer, or of a transformer's inner layer", size, default=128)
+    add("--layers", "number of layers", count, default=1)
+    add("--heads", "heads of a transformer's attention", count, default=4)
+    add("--tied", "predict with the weight of the embedding", SWITCH)
+    add("--dropout", "share of the values to leave out", type=share, default=0.0, metavar="P")
     characters = "characters to train on; a tenth as many, from other files, are for validation"
     parser.group("data")("--characters", characters, COUNT, default=500_000)
+
+
+def _add_controls(add: options.Add) -> None:
+    """Add what a run can lack, to show what it is for."""
+    low = "operators to run in the dtype of the matrix products, such as LayerNorm,batch_dot"
+    names = options.read.several(str, "names of operators")
+    add("--pin-low", low, type=names, default=(), metavar="OP,...")
+    rounded = "for comparison: round float16's masters to float16 after each step"
+    add("--no-masters", rounded, SWITCH)
 
 
 def _add_training(parser: TrainingParser) -> None:
@@ -81,8 +115,28 @@ def _add_training(parser: TrainingParser) -> None:
 
 
 def read(arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> LanguageRecipe:
-    """Return the recipe of a command line of `gluon-amp train-lstm`."""
+    """Return the recipe of a command line of `gluon-amp train-text`."""
     recipe = LanguageRecipe(**vars(parser(prog).parse_args(arguments)))
     options.check_devices(recipe)
     options.check_resume(recipe)
+    _check_model(recipe)
     return recipe
+
+
+def _check_model(recipe: LanguageRecipe) -> None:
+    """Raise `UsageError` for sizes and controls that do not fit the network or the dtype."""
+    embedding, recurrent = recipe.embedding, recipe.kind in RECURRENT
+    if not recurrent and embedding % recipe.heads:
+        raise UsageError(
+            f"--embedding {embedding} cannot be shared by --heads {recipe.heads}: give a multiple."
+        )
+    if recipe.tied and recurrent and embedding != recipe.hidden:
+        raise UsageError(
+            f"--tied needs layers of the embedding's size: give --hidden {embedding} as well."
+        )
+    if recipe.no_masters and Policy(recipe.dtype).param_dtype != "float16":
+        raise UsageError(f"--no-masters: {recipe.dtype} has no masters, so give --dtype float16.")
+    try:
+        recipe.pinned_policy
+    except ValueError as error:
+        raise UsageError(f"--pin-low: {error}") from None
