@@ -1,7 +1,7 @@
 """Character language models: recurrent ones, and a transformer."""
 
 from functools import partial
-from typing import List
+from typing import Callable, List
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -16,6 +16,25 @@ KINDS = (*RECURRENT, "transformer")
 
 # A score of a later token, relative to the others: softmax makes it 0, and float16 holds it
 NEVER = -1e4
+EPSILON = 1e-5  # of MXNet's LayerNorm
+
+
+class SplitLayerNorm(HybridBlock):
+    """A LayerNorm of single operators, each of which a policy can pin: MXNet's sums in float32."""
+
+    def __init__(self, in_channels: int):
+        super().__init__()
+        with self.name_scope():
+            size = {"shape": (in_channels,)}
+            self.gamma = self.params.get("gamma", init="ones", **size)
+            self.beta = self.params.get("beta", init="zeros", **size)
+
+    def hybrid_forward(self, F, x, gamma, beta):
+        """Return the tokens with mean 0 and variance 1 over the last axis, scaled and shifted."""
+        x = F.broadcast_sub(x, F.mean(x, axis=-1, keepdims=True))
+        variance = F.mean(F.square(x), axis=-1, keepdims=True)
+        x = F.broadcast_mul(x, F.rsqrt(variance + EPSILON))
+        return F.broadcast_add(F.broadcast_mul(x, gamma), beta)
 
 
 class TransformerLayer(HybridBlock):
@@ -26,15 +45,20 @@ class TransformerLayer(HybridBlock):
     """
 
     def __init__(
-        self, units: int, hidden: int, heads: int, dropout: float = 0.0, causal: bool = False
+        self,
+        units: int,
+        hidden: int,
+        heads: int,
+        dropout: float = 0.0,
+        causal: bool = False,
+        norm: Callable[..., HybridBlock] = nn.LayerNorm,
     ):
         super().__init__()
         self.heads, self.scale = heads, (units // heads) ** -0.5
         self.dropout, self.causal = dropout, causal
         dense = partial(nn.Dense, flatten=False)
         with self.name_scope():
-            self.norm1 = nn.LayerNorm(in_channels=units)
-            self.norm2 = nn.LayerNorm(in_channels=units)
+            self.norm1, self.norm2 = norm(in_channels=units), norm(in_channels=units)
             self.read = dense(3 * units, in_units=units)
             self.write = dense(units, in_units=units)
             self.widen = dense(hidden, in_units=units)
@@ -86,6 +110,8 @@ class LanguageModel(HybridBlock):
     dropout : float
         The share of the values that is left out behind the embedding and the last layer, and in a
         transformer's layers.
+    split_norms : bool
+        Whether a transformer's norms are `SplitLayerNorm`.
     """
 
     def __init__(
@@ -99,6 +125,7 @@ class LanguageModel(HybridBlock):
         length: int = 0,
         tied: bool = False,
         dropout: float = 0.0,
+        split_norms: bool = False,
     ):
         super().__init__()
         self.kind, self.hidden, self.layers, self.dropout = kind, hidden, layers, dropout
@@ -109,10 +136,11 @@ class LanguageModel(HybridBlock):
                 body = layer(hidden, layers, layout="NTC", input_size=embedding)
             else:
                 self.places = nn.Embedding(length, embedding)
+                norm = SplitLayerNorm if split_norms else nn.LayerNorm
                 body = nn.HybridSequential()
                 for _ in range(layers):
-                    body.add(TransformerLayer(embedding, hidden, heads, dropout, causal=True))
-                body.add(nn.LayerNorm(in_channels=embedding))
+                    body.add(TransformerLayer(embedding, hidden, heads, dropout, True, norm))
+                body.add(norm(in_channels=embedding))
             setattr(self, kind, body)  # parameters are saved by this name
             units = hidden if kind in RECURRENT else embedding
             shared = self.embedding.params if tied else None

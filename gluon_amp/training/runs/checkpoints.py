@@ -46,8 +46,7 @@ SAME_ORDER = {
     "workers": "{} workers",
 }
 
-# What a checkpoint holds besides network and trainer; a language model's has one more field, and
-# says of its network what the parameters do not.
+# What a checkpoint holds besides network and trainer; a language model's has one more field.
 _PROGRESS = {
     "rate": REAL,
     "history": HISTORY,
@@ -59,10 +58,11 @@ _ABOUT = {
     "class_names": [TEXT],
     "preprocessing": schema.Mapping(TEXT, Either("text or numbers", (TEXT, [REAL]))),
 }
+# Of a language model: the arguments of `LanguageModel`
 _SIZES = {
     "kind": TEXT,
     **dict.fromkeys(("embedding", "hidden", "layers", "heads", "length"), COUNT),
-    "tied": PLAIN,
+    **dict.fromkeys(("tied", "split_norms"), PLAIN),
     "dropout": REAL,
 }
 SCHEMA = {
@@ -70,7 +70,10 @@ SCHEMA = {
     "identity": dict.fromkeys((*SAME, *SAME_ORDER), PLAIN),
     "progress": Either(
         "the progress of a run",
-        ({**_PROGRESS, "about": schema.Optional(_ABOUT)}, {**_PROGRESS, "state": [[[[REAL]]]], "about": schema.Optional(_SIZES)}),
+        (
+            {**_PROGRESS, "about": schema.Optional(_ABOUT)},
+            {**_PROGRESS, "state": [[[[REAL]]]], "about": schema.Optional(_SIZES)},
+        ),
     ),
 }
 

@@ -19,6 +19,13 @@ from gluon_amp.training.runs.parser import TrainingParser
 
 OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 
+# What a run in float16 can lack, to show what it is for, and what is then pinned to float16
+CONTROLS: Dict[str, Dict[str, Sequence[str]]] = {
+    "masters": {},
+    "wide-attention": {"ops": ("batch_dot", "softmax")},
+    "wide-norms": {"blocks": ("norm",)},
+}
+
 
 class LanguageRecipe(options.Options):
     """All options of a language run; those that only image runs have are constants."""
@@ -34,14 +41,15 @@ class LanguageRecipe(options.Options):
     @property
     def pinned_policy(self) -> Policy:
         """The policy of the network."""
-        policy = Policy(self.dtype)
-        return policy.pin(ops=self.pin_low, dtype=policy.compute_dtype) if self.pin_low else policy
+        policy, pins = Policy(self.dtype), CONTROLS.get(self.without)
+        return policy.pin(**pins, dtype="float16") if pins else policy
 
     @property
     def sizes(self) -> Dict[str, Any]:
         """The arguments of `LanguageModel`, without the number of classes."""
         names = ("kind", "embedding", "hidden", "layers", "heads", "tied", "dropout")
-        return {**{name: getattr(self, name) for name in names}, "length": self.bptt}
+        others = {"length": self.bptt, "split_norms": self.without == "wide-norms"}
+        return {**{name: getattr(self, name) for name in names}, **others}
 
     @property
     def model(self) -> str:
@@ -67,7 +75,11 @@ def parser(prog: Optional[str] = None) -> TrainingParser:
         epilog="The text is the source code of Python's standard library.",
     )
     _add_model_and_text(parser)
-    _add_controls(options.add_precision(parser))
+    without = (
+        "for comparison: a run in float16 whose masters are rounded to float16 after each step, or "
+        "whose norms or attention compute in float16, too"
+    )
+    options.add_precision(parser)("--without", without, choices=tuple(CONTROLS))
     _add_training(parser)
     options.add_average(parser)
     options.add_random_numbers(parser)
@@ -83,22 +95,18 @@ def _add_model_and_text(parser: TrainingParser) -> None:
     add = parser.group("model")
     add("--model", "network", dest="kind", choices=KINDS, default="lstm")
     add("--embedding", "size of the vector of a character", size, default=64)
-    add("--hidden", "size of a recurrent layer, or of a transformer's inner layer", size, default=128)
+    add(
+        "--hidden",
+        "size of a recurrent layer, or of a transformer's inner layer",
+        size,
+        default=128,
+    )
     add("--layers", "number of layers", count, default=1)
     add("--heads", "heads of a transformer's attention", count, default=4)
     add("--tied", "predict with the weight of the embedding", SWITCH)
     add("--dropout", "share of the values to leave out", type=share, default=0.0, metavar="P")
     characters = "characters to train on; a tenth as many, from other files, are for validation"
     parser.group("data")("--characters", characters, COUNT, default=500_000)
-
-
-def _add_controls(add: options.Add) -> None:
-    """Add what a run can lack, to show what it is for."""
-    low = "operators to run in the dtype of the matrix products, such as LayerNorm,batch_dot"
-    names = options.read.several(str, "names of operators")
-    add("--pin-low", low, type=names, default=(), metavar="OP,...")
-    rounded = "for comparison: round float16's masters to float16 after each step"
-    add("--no-masters", rounded, SWITCH)
 
 
 def _add_training(parser: TrainingParser) -> None:
@@ -134,9 +142,7 @@ def _check_model(recipe: LanguageRecipe) -> None:
         raise UsageError(
             f"--tied needs layers of the embedding's size: give --hidden {embedding} as well."
         )
-    if recipe.no_masters and Policy(recipe.dtype).param_dtype != "float16":
-        raise UsageError(f"--no-masters: {recipe.dtype} has no masters, so give --dtype float16.")
-    try:
-        recipe.pinned_policy
-    except ValueError as error:
-        raise UsageError(f"--pin-low: {error}") from None
+    if recipe.without and recipe.dtype != "float16":
+        raise UsageError(f"--without {recipe.without} is for --dtype float16: give it as well.")
+    if CONTROLS.get(recipe.without) and recurrent:
+        raise UsageError(f"--without {recipe.without} is for --model transformer: give it as well.")

@@ -103,7 +103,7 @@ def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
         devices,
         Workers(),
         Loop(
-            LanguageEngine(net, trainer, devices, recipe.clip_grad, not recipe.no_masters),
+            LanguageEngine(net, trainer, devices, recipe.clip_grad, recipe.without != "masters"),
             schedule,
             records=log.Records(recipe.log_json),
             log_interval=recipe.log_interval,
@@ -191,9 +191,9 @@ class LanguageTraining(Training):
         return {**super().identity, "dtype": self.dtype_in_words(), "total_batch": total}
 
     def dtype_in_words(self) -> str:
-        """Return the dtype and the controls of a run."""
-        pins = f" --pin-low {','.join(self.recipe.pin_low)}" if self.recipe.pin_low else ""
-        return f"{self.recipe.dtype}{pins}{' --no-masters' if self.recipe.no_masters else ''}"
+        """Return the dtype and what the run lacks."""
+        without = self.recipe.without
+        return f"{self.recipe.dtype} --without {without}" if without else self.recipe.dtype
 
     def progress(self, position: Position) -> Dict[str, Any]:
         state = self.engine.state() if position.samples else []  # an epoch begins with zeros
