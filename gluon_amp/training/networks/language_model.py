@@ -147,7 +147,7 @@ class LanguageModel(HybridBlock):
             self.decoder = nn.Dense(classes, flatten=False, in_units=units, params=shared)
 
     def begin(self, streams: int, device: mx.Context) -> States:
-        """Return the state of new streams: zeros, (layers, streams, hidden); a transformer has none."""
+        """Return new streams' state: zeros (layers, streams, hidden); none of a transformer."""
         _, arrays = RECURRENT.get(self.kind, (None, 0))
         shape = (self.layers, streams, self.hidden)
         return [nd.zeros(shape, ctx=device) for _ in range(arrays)]

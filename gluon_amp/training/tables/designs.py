@@ -49,6 +49,11 @@ PRECISIONS: Dict[str, Tuple[str, str]] = {
     # E4M3 with gradients in E5M2, as the OCP's specification and Transformer Engine combine them
     "float8": ("float8_e4m3", "--dtype compute=float8_e4m3,gradients=float8_e5m2"),
     "float8_e5m2": ("float8_e5m2", "--dtype compute=float8_e5m2"),
+    # controls: float16 without what keeps it close to float32
+    "float16, no masters": ("float16", "--dtype float16 --without masters"),
+    "float16, no loss scale": ("float16", "--dtype float16 --loss-scale none"),
+    "float16, norms too": ("float16", "--dtype float16 --without wide-norms"),
+    "float16, attention too": ("float16", "--dtype float16 --without wide-attention"),
 }
 
 
@@ -138,6 +143,26 @@ LSTM = Design(
     "emulated float16 LSTM rounds the inputs and outputs of a chunk, not its state in between.",
 )
 
+OF_TRANSFORMERS = (
+    *("float32", "float16", "mixed_float16", "bfloat16", "tfloat32", "float8"),
+    *("float16, no masters", "float16, no loss scale"),
+    *("float16, norms too", "float16, attention too"),
+)
+TRANSFORMER = Design(
+    name="transformer",
+    title="A character transformer on Python's standard library",
+    command="train-text",
+    options=(
+        *"--model transformer --layers 2 --embedding 48 --heads 4 --hidden 128 --bptt 32".split(),
+        *"--characters 40000 --num-epochs 4 --log-interval 0".split(),
+        *RESUME,
+    ),
+    margin=1.0,
+    sd=9.9,  # docs/results/transformer/pilot.csv: the largest of the differences from the first row
+    paired=True,
+    rows=_rows(*((precision, 16) for precision in OF_TRANSFORMERS), rate=(0.008, 16)),
+)
+
 FASHION = Design(
     name="fashion",
     title="Fashion-MNIST",
@@ -174,6 +199,7 @@ DESIGNS = {
         FASHION_FORMATS,
         CALTECH101,
         LSTM,
+        TRANSFORMER,
         IMAGENET,
     )
 }
