@@ -62,9 +62,10 @@ def test_an_unknown_model_gets_near_matches(name, hint):
         build(name, 10)
 
 
-def test_the_convnet_is_small():
-    net = build("convnet", 10)
+@pytest.mark.parametrize("name, size", [("convnet", 29_466), ("mlp", 309_898)])
+def test_our_own_networks_are_small(name, size):
+    net = build(name, 10)
     net.initialize()
     assert net(nd.zeros((2, 3, 28, 28))).shape == (2, 10)
     trained = [param for param in net.collect_params().values() if param.grad_req != "null"]
-    assert sum(param.data().size for param in trained) == 29_466
+    assert sum(param.data().size for param in trained) == size

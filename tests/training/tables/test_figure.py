@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
@@ -19,7 +20,7 @@ def two_rows():
 
 
 def test_the_points_are_the_runs():
-    (top1, _), (cross_entropy, _) = grid_of(plot(two_rows()))
+    (top1, _), (cross_entropy, _), _ = grid_of(plot(two_rows()))
     first, second = top1.collections[0], top1.collections[2]
     assert first.get_offsets()[:, 0].tolist() == [97.5, 98.0, 98.5]
     assert second.get_offsets()[:, 0].tolist() == [97.4, 98.0, 98.3]
@@ -53,6 +54,15 @@ def test_the_forest_has_the_intervals_and_the_margin():
         assert (band.x0, band.x1) == pytest.approx((-margin, margin))
         low, high = forest.get_xlim()
         assert low < min(comparison.low, -margin) and high > max(comparison.high, margin)
+
+
+def test_the_curves_are_those_of_every_run_and_their_distance_from_the_first_row():
+    _, _, (curves, differences) = grid_of(plot(two_rows()))
+    lines = [line.get_ydata().tolist() for line in curves.lines]
+    assert lines[:3] == [[2.0, 0.25], [2.0, 0.2], [2.0, 0.15]]
+    assert len(lines) == 6
+    distances = [line.get_ydata().tolist() for line in differences.lines if len(line.get_xdata())]
+    assert np.array(distances) == pytest.approx(np.array([[0, 0.01], [0, 0.0], [0, 0.02]]))
 
 
 def test_one_run_without_cross_entropy_is_drawn(tmp_path):

@@ -15,15 +15,15 @@ from gluon_amp.training.runs.meters import Mean
 import mxnet as mx
 
 
-def engine(dtype="float32", devices=1, clip=None, rate=0.01, **trainer):
+def engine(dtype="float32", devices=1, clip=None, rate=0.01, keeps_masters=True, **trainer):
     mx.random.seed(0)
     contexts = [mx.cpu(number) for number in range(devices)]
-    net = LanguageModel(CLASSES, embedding=8, hidden=16, layers=2)
+    net = LanguageModel(CLASSES, "lstm", embedding=8, hidden=16, layers=2)
     net.initialize(mx.init.Xavier(), ctx=contexts)
     amp.cast(net, dtype)
     net.hybridize(static_alloc=True)
     sgd = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": rate}, **trainer)
-    return LanguageEngine(net, sgd, contexts, clip)
+    return LanguageEngine(net, sgd, contexts, clip, keeps_masters)
 
 
 def chunks_of_noise(streams=4, length=5, number=3):
@@ -105,6 +105,19 @@ def test_clipping_is_of_the_gradient_of_the_mean_loss_without_its_scale():
             moved = math.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(after, before)))
             assert moved == pytest.approx(1e-3, rel=0.01)
     assert norms[1] == pytest.approx(norms[0], rel=0.01)
+
+
+def test_without_masters_updates_below_half_a_unit_of_float16_are_lost():
+    moved = {}
+    for keeps_masters in (True, False):
+        one = engine("float16", rate=1e-5, keeps_masters=keeps_masters, loss_scale=64.0)
+        name = one.net.decoder.weight.name
+        before = one.net.decoder.weight.data().asnumpy()
+        for chunk in chunks_of_noise():
+            one.step([chunk], 0, 0, Counts())
+        master = one.trainer.master_params()[name].asnumpy()
+        moved[keeps_masters] = (master != before).mean()
+    assert moved[True] > 0.9 and moved[False] < 0.1
 
 
 def test_a_skipped_step_leaves_the_states_as_they_were():
