@@ -161,9 +161,6 @@ def test_a_control_pins_what_it_names():
     for op in ("batch_dot", "softmax"):
         found = (observed["wide-attention"][op], observed["wide-norms"][op])
         assert found == ("float16", "float32")
-            "float16",
-            "float32",
-        )
 
 
 def test_the_learning_rate_follows_the_streams():
