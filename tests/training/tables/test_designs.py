@@ -37,7 +37,7 @@ ROWS = {
         "float32-16 .008 float16-16 .008 mixed_float16-16 .008 bfloat16-16 .008 tfloat32-16 .008 "
         "float8-16 .008 float16-no-masters-16 .008 float16-no-loss-scale-16 .008 "
         "float16-norms-too-16 .008 float16-attention-too-16 .008",
-        8,
+        3,
     ),
     "imagenet": ("float32-1024 .4 float16-1024 .4 float16-2048 .8", 3),
     "digits-formats": ("float32-64 .1 tfloat32-64 .1 float8-64 .1 float8_e5m2-64 .1", 15),
