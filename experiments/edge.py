@@ -56,19 +56,21 @@ def _text(words: Sequence[str]) -> Any:
     return text.prepare(text_recipe.read(words))
 
 
-DIGITS = "--dataset digits --batch-size 64 --warmup-epochs 0 --num-epochs 2 --model "
+DIGITS = "--dataset digits --batch-size 32 --warmup-epochs 0 --num-epochs 1 --model "
 NETWORKS = {
     "cnn": Network(
-        "A CNN on the digits, SGD", _images, f"{DIGITS}convnet", 10, (0.25, 0.5, 1, 2, 4, 8)
+        "A CNN on the digits, SGD", _images, f"{DIGITS}convnet", 10, (0.25, 0.5, 1.0, 2.0, 4.0)
     ),
-    "mlp": Network("An MLP on the digits, SGD", _images, f"{DIGITS}mlp", 10, (0.1,)),
+    "mlp": Network(
+        "An MLP on the digits, SGD", _images, f"{DIGITS}mlp", 10, (0.01, 0.02, 0.04, 0.08, 0.16)
+    ),
     "transformer": Network(
         "A transformer on text, Adam",
         _text,
         "--model transformer --embedding 48 --hidden 128 --bptt 32 --batch-size 16 "
         "--characters 10000 --num-epochs 3",
         98,
-        (0.01,),
+        (0.04, 0.08, 0.16, 0.32, 0.64),
     ),
 }
 
