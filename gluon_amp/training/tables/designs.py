@@ -41,7 +41,7 @@ PRECISIONS: Dict[str, Tuple[str, str]] = {
     "float32": ("float32", "--dtype float32"),
     "float16": ("float16", "--dtype float16"),
     "bfloat16": ("bfloat16", "--dtype bfloat16"),
-    "mixed_float16": ("float16", "--amp"),
+    "mixed_float16": ("float16", "--dtype mixed_float16"),
     "float16, static scale": ("float16", "--dtype float16 --loss-scale 128"),
     # without the search for the first scale, as torch's GradScaler begins
     "float16, first scale 65536": ("float16", "--dtype float16 --loss-scale dynamic:65536"),
