@@ -88,19 +88,22 @@ def eight_rows():
     return tabulate(runs, [row.name for row in rows], 0.5)
 
 
+def shown(labels, limits, axis):
+    """The labels within the limits: matplotlib keeps hidden ones beyond them."""
+    low, high = sorted(limits)
+    return [text for text in labels if low <= text.get_position()[axis] <= high]
+
+
 def test_no_text_overlaps_another_or_is_cut_off():
     figure = plot(eight_rows())
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
     texts = [figure._suptitle]
     for points, forest in grid_of(figure):
-        texts += points.get_yticklabels()
+        texts += shown(points.get_yticklabels(), points.get_ylim(), 1)
         for axes in (points, forest):
-            low, high = axes.get_xlim()  # matplotlib keeps hidden labels beyond the limits
-            shown = [
-                text for text in axes.get_xticklabels() if low <= text.get_position()[0] <= high
-            ]
-            texts += [*axes.texts, axes.xaxis.label, *shown]
+            texts += [*axes.texts, axes.xaxis.label]
+            texts += shown(axes.get_xticklabels(), axes.get_xlim(), 0)
     boxes = [text.get_window_extent(renderer) for text in texts]
     width, height = figure.canvas.get_width_height()
     for box in boxes:
