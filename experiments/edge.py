@@ -131,6 +131,7 @@ def parts(values: pages.Values) -> pages.Parts:
     first = Runs(values["runs"], next(iter(NETWORKS)))
     return {
         **{name: table(Runs(values["runs"], name)) for name in NETWORKS},
+        "figure": "![Share of diverged runs and last losses by learning rate](edge.png)",
         "seeds": f"{len(first.seeds)} seeds",
         "measured": f"{values['machine']} on {values['date']}, with {values['versions']}. Command: "
         f"`{values['command']}`",
