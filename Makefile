@@ -88,7 +88,7 @@ ablation: setup ## train without masters, scaling and pins, into results (5 minu
 	$(BIN)/python -m experiments.ablation --output results $(ARGS)
 
 edge: export OMP_NUM_THREADS = 1
-edge: setup ## train at learning rates up to divergence in each dtype, into results (a quarter of an hour)
+edge: setup ## train at learning rates up to divergence in each dtype, into results
 	$(BIN)/python -m experiments.edge $(ARGS)
 
 # One thread for each run, as sums depend on the number of threads.
