@@ -78,7 +78,7 @@ def _language_model(saved: Saved, values: dict, side: Optional[int], batch: int)
     if "about" not in saved.progress:
         raise UsageError(
             f"{saved.path} was written by a version that did not save the sizes of the network: "
-            "resume the run, which writes another checkpoint."
+            "export it with that version, or train again."
         )
     sizes = saved.progress["about"]
     net = LanguageModel(saved.identity["classes"], **sizes)
