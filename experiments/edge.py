@@ -19,7 +19,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 import numpy as np
 
 from experiments import pages
-from gluon_amp.inspection.figures import COLOURS
+from gluon_amp.inspection.figures import COLOURS, SUPPORT
 from gluon_amp.training.command_line import Parser, path, positive_int, status_of
 from gluon_amp.training.runs import log, recipe
 from gluon_amp.training.runs import run as images
@@ -182,17 +182,19 @@ def draw(values: pages.Values, path: Path) -> None:
     """Draw the share of diverged runs and the median of the last losses, a column for a network."""
     figure = new_figure(13, 7)
     for column, (name, network) in zip(figure.subplots(2, len(NETWORKS)).T, NETWORKS.items()):
-        runs = Runs(values["runs"], name)
+        runs, guess = Runs(values["runs"], name), math.log(network.classes)
         for number, dtype in enumerate(DTYPES):
             line = {"color": COLOURS[PRECISIONS[dtype][0]], "linestyle": STYLES.get(dtype, "-")}
             # moved apart, so that equal shares do not cover each other
             rates = np.array(runs.rates) * 1.03 ** (number - len(DTYPES) // 2)
             share = 100 * runs.diverged(dtype).mean(axis=1)
             column[0].plot(rates, share, marker="o", markersize=3, label=dtype, **line)
-            losses = np.nan_to_num(runs.losses(dtype), nan=np.inf)
-            column[1].plot(runs.rates, np.median(losses, axis=1), label=dtype, **line)
+            losses = np.median(np.nan_to_num(runs.losses(dtype), nan=np.inf), axis=1)
+            column[1].plot(rates, np.minimum(losses, 2 * guess), marker="o", markersize=3, **line)
         column[0].set(title=network.title, ylabel="diverged runs in %", ylim=(-4, 104))
-        column[1].set(ylabel="last validation loss in nats, median", yscale="log")
+        column[1].axhline(guess, color=SUPPORT, linewidth=0.8)
+        unit = "last validation loss in nats, median, cut off at twice a guess"
+        column[1].set(ylabel=unit, ylim=(0, 2.05 * guess))
         for axes in column:
             axes.set(xlabel="learning rate", xscale="log")
             axes.set_xticks(runs.rates, [f"{rate:g}" for rate in runs.rates])
