@@ -193,8 +193,7 @@ def draw(values: pages.Values, path: Path) -> None:
             column[1].plot(rates, np.minimum(losses, 2 * guess), marker="o", markersize=3, **line)
         column[0].set(title=network.title, ylabel="diverged runs in %", ylim=(-4, 104))
         column[1].axhline(guess, color=SUPPORT, linewidth=0.8)
-        unit = "last validation loss in nats, median, cut off at twice a guess"
-        column[1].set(ylabel=unit, ylim=(0, 2.05 * guess))
+        column[1].set(ylabel="median of last losses in nats", ylim=(0, 2.05 * guess))
         for axes in column:
             axes.set(xlabel="learning rate", xscale="log")
             axes.set_xticks(runs.rates, [f"{rate:g}" for rate in runs.rates])
