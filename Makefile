@@ -9,7 +9,7 @@ EXTRAS ?= cpu,gluoncv,data
 TOOLS := pretrained,results,docs,test,notebooks,tensorboard,export
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup train test test-all lint weights format zoo benchmark input results ablation floor \
+.PHONY: help setup train test test-all lint weights format zoo benchmark input results ablation edge floor \
   photographs wire clients onnx handover horovod notebooks matrix asan docs clean
 .DEFAULT_GOAL := help
 
@@ -86,9 +86,12 @@ results: setup ## train the digits in three dtypes over seeds, into results/digi
 	$(BIN)/python scripts/results_table.py $(ARGS)
 
 # One thread for each run, as sums depend on the number of threads.
-ablation floor photographs wire: export OMP_NUM_THREADS = 1
+ablation edge floor photographs wire: export OMP_NUM_THREADS = 1
 ablation: setup ## train without masters, scaling and pins, into results (5 minutes)
 	$(BIN)/python -m experiments.ablation --output results $(ARGS)
+
+edge: setup ## train at learning rates up to divergence in each dtype, into results
+	$(BIN)/python -m experiments.edge $(ARGS)
 
 floor: setup ## compare float32 with itself disturbed and with each dtype, into results/floor (22 minutes)
 	$(BIN)/python -m experiments.floor_of_chance --parallel 2 $(ARGS)

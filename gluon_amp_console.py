@@ -23,13 +23,16 @@ COMMANDS = {
     "doctor": "report whether this machine can run a policy, and how",
     "train": "train an image classifier; without images, on handwritten digits",
     "fine-tune": "fine-tune a pretrained classifier",
-    "train-lstm": "train a character language model",
+    "train-text": "train a character language model: an LSTM, a GRU or a transformer",
     "prepare-caltech": "download Caltech-101 or Caltech-256 and pack it for training",
     "pack": "pack folders of images into RecordIO files for training",
     "export": "write a checkpoint's network as an ONNX file, run and compared",
     "results": "train in several dtypes over seeds, and compare their accuracies",
     "launch": "start a distributed run, here or on several machines",
 }
+
+# Earlier names of commands
+EARLIER = {"train-lstm": "train-text"}
 
 # The launcher starts processes that train, and does not train itself.
 WITHOUT_MXNET = ("launch",)
@@ -41,6 +44,7 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = PROG) -> int:
     if not words:
         return _refused(prog, f"expected a command: {', '.join(COMMANDS)}.")
     name, *rest = words
+    name = EARLIER.get(name, name)
     if name in ("-h", "--help"):
         print(usage(prog))
         return 0

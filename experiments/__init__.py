@@ -11,6 +11,7 @@ NAME                 make target        what it does
 `address_sanitizer`  `make asan`        tests the C++ operators under AddressSanitizer
 `clients`            `make clients`     trains clients of MXNet, such as GluonCV, with every policy
 `cuda_kernels`                          runs the CUDA build without a GPU, to see what it launches
+`edge`               `make edge`        finds the learning rates at which each dtype diverges
 `floor_of_chance`    `make floor`       compares float32 with itself disturbed, and with each dtype
 `handover`           `make handover`    installs PyTorch, hands networks over to it, and compares
 `horovod`            `make horovod`     builds Horovod, trains with two workers, kills one, resumes

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Callable, Iterator, Optional, Sequence, Tuple
 
-from experiments import ROOT, ablation, onnx_table, pages, preprocessing
+from experiments import ROOT, ablation, edge, onnx_table, pages, preprocessing
 from experiments.benchmarks import families, report
 from experiments.benchmarks.suites import SUITES
 from experiments.clients import table as clients
@@ -42,6 +42,7 @@ PAGES: Sequence[Tuple[str, Callable[[pages.Values, Path], pages.Parts], Draw]] =
     ("benchmarks/families*.json", lambda v, p: families.parts(v, f"{p.stem}.png"), families.draw),
     ("results/ablation.json", lambda v, _: ablation.parts(v), ablation.draw),
     ("results/clients.json", _clients, None),
+    ("results/edge.json", lambda v, _: edge.parts(v), edge.draw),
     ("results/floor/*.json", lambda v, _: floor.parts(v), floor.draw),
     ("results/onnx.json", lambda v, _: onnx_table.parts(v), None),
     ("results/photographs/*.json", lambda v, _: photographs.parts(v), photographs.draw),

@@ -75,7 +75,7 @@ def test_the_help_lists_every_command_in_80_columns(capsys):
         (["a\nb"], "there is no command 'a\\nb': gluon-amp --help lists them."),
         (
             [],
-            "expected a command: build, doctor, train, fine-tune, train-lstm, prepare-caltech, "
+            "expected a command: build, doctor, train, fine-tune, train-text, prepare-caltech, "
             "pack, export, results, launch.",
         ),
     ],
@@ -99,6 +99,15 @@ def test_a_command_has_its_name_in_its_help_and_errors(name, capsys, monkeypatch
     assert help_.startswith(f"usage: gluon-amp {name} ")
     assert max(map(len, help_.splitlines())) <= 80
     assert error.startswith(f"gluon-amp {name}: ") and error.count("\n") == 1
+
+
+def test_the_earlier_name_of_a_command_still_works(capsys):
+    with pytest.raises(SystemExit) as stop:
+        console.main(["train-lstm", "--help"])
+    assert (stop.value.code, capsys.readouterr().out.split()[:3]) == (
+        0,
+        ["usage:", "gluon-amp", "train-text"],
+    )
 
 
 def test_the_package_and_the_scripts_are_the_same_commands(capsys, monkeypatch):

@@ -3,39 +3,9 @@
 from functools import partial
 
 from experiments.benchmarks import sizes
+from gluon_amp.training.networks.language_model import TransformerLayer
 
 from mxnet.gluon import HybridBlock, nn, rnn
-
-
-class Layer(HybridBlock):
-    """Self-attention and two dense layers, each behind a norm and beside a shortcut."""
-
-    def __init__(self, size: sizes.Transformer):
-        super().__init__()
-        self.heads, self.scale = size.heads, (size.units // size.heads) ** -0.5
-        dense = partial(nn.Dense, flatten=False)
-        with self.name_scope():
-            self.norm1 = nn.LayerNorm(in_channels=size.units)
-            self.norm2 = nn.LayerNorm(in_channels=size.units)
-            self.read = dense(3 * size.units, in_units=size.units)
-            self.write = dense(size.units, in_units=size.units)
-            self.widen = dense(size.hidden, in_units=size.units)
-            self.gelu = nn.GELU()
-            self.narrow = dense(size.units, in_units=size.hidden)
-
-    def _split(self, F, x):
-        """Turn (batch, tokens, units) into (batch * heads, tokens, units / heads)."""
-        x = F.reshape(x, (0, 0, self.heads, -1))
-        return F.reshape(F.transpose(x, (0, 2, 1, 3)), (-3, 0, 0))
-
-    def hybrid_forward(self, F, x):
-        """Return as many tokens."""
-        parts = F.split(self.read(self.norm1(x)), 3, axis=2)
-        queries, keys, values = (self._split(F, part) for part in parts)
-        weights = F.softmax(F.batch_dot(queries, keys, transpose_b=True) * self.scale)
-        found = F.reshape(F.batch_dot(weights, values), (-4, -1, self.heads, 0, 0))
-        x = x + self.write(F.reshape(F.transpose(found, (0, 2, 1, 3)), (0, 0, -3)))
-        return x + self.narrow(self.gelu(self.widen(self.norm2(x))))
 
 
 class Transformer(HybridBlock):
@@ -48,7 +18,7 @@ class Transformer(HybridBlock):
             self.positions = nn.Embedding(size.positions, size.units) if size.positions else None
             self.body = nn.HybridSequential()
             for _ in range(size.layers):
-                self.body.add(Layer(size))
+                self.body.add(TransformerLayer(size.units, size.hidden, size.heads))
             self.body.add(nn.LayerNorm(in_channels=size.units))
             if size.transforms:
                 self.body.add(nn.Dense(size.units, flatten=False, in_units=size.units))

@@ -42,7 +42,18 @@ def convnet(classes: int) -> HybridBlock:
     return net
 
 
-OWN_MODELS: Dict[str, Callable[..., HybridBlock]] = {"convnet": convnet, NAME: EfficientNetLite0}
+def mlp(classes: int) -> HybridBlock:
+    """Return the three dense layers of MXNet's example ``symbols/mlp.py``."""
+    net = nn.HybridSequential()
+    net.add(nn.Dense(128, activation="relu"), nn.Dense(64, activation="relu"), nn.Dense(classes))
+    return net
+
+
+OWN_MODELS: Dict[str, Callable[..., HybridBlock]] = {
+    "convnet": convnet,
+    "mlp": mlp,
+    NAME: EfficientNetLite0,
+}
 
 # GluonCV's list also has detectors, segmenters, and pose, depth and video networks.
 GLUONCV_CLASSIFIER = re.compile(

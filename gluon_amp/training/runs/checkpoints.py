@@ -58,12 +58,22 @@ _ABOUT = {
     "class_names": [TEXT],
     "preprocessing": schema.Mapping(TEXT, Either("text or numbers", (TEXT, [REAL]))),
 }
+# Of a language model: the arguments of `LanguageModel`
+_SIZES = {
+    "kind": TEXT,
+    **dict.fromkeys(("embedding", "hidden", "layers", "heads", "length"), COUNT),
+    **dict.fromkeys(("tied", "split_norms"), PLAIN),
+    "dropout": REAL,
+}
 SCHEMA = {
     "position": (COUNT, COUNT),
     "identity": dict.fromkeys((*SAME, *SAME_ORDER), PLAIN),
     "progress": Either(
         "the progress of a run",
-        ({**_PROGRESS, "about": schema.Optional(_ABOUT)}, {**_PROGRESS, "state": [[[[REAL]]]]}),
+        (
+            {**_PROGRESS, "about": schema.Optional(_ABOUT)},
+            {**_PROGRESS, "state": [[[[REAL]]]], "about": schema.Optional(_SIZES)},
+        ),
     ),
 }
 

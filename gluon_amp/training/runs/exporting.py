@@ -8,7 +8,7 @@ from gluon_amp.base.messages import UsageError, first_few, reason_of
 from gluon_amp.checkpoint import contents
 from gluon_amp.handover.heads import inference_symbol
 from gluon_amp.training.networks import models
-from gluon_amp.training.networks.language_model import LanguageModel
+from gluon_amp.training.networks.language_model import RECURRENT, LanguageModel
 from gluon_amp.training.runs.checkpoints import BEST, Checkpoints, Saved
 
 import mxnet as mx
@@ -47,7 +47,7 @@ def of_checkpoint(path: Path, side: Optional[int], averaged: bool, batch: int) -
         raise UsageError(f"{path} has no averaged weights: leave out --average.")
     values.update(file.averages[0] if averaged else {})
     mx.random.seed(SEED)
-    build = _language_model if "lstm._unfused.0.i2h_weight" in values else _classifier
+    build = _language_model if "state" in saved.progress else _classifier
     exported = build(saved, values, side, batch)
     _set(exported.net, values, exported.inputs, path)
     return exported
@@ -75,13 +75,18 @@ def _classifier(saved: Saved, values: dict, side: Optional[int], batch: int) -> 
 
 
 def _language_model(saved: Saved, values: dict, side: Optional[int], batch: int) -> Exported:
-    classes, embedding = values["embedding.weight"].shape
-    hidden = values["decoder.weight"].shape[1]
-    layers = sum(name.endswith("h2h_weight") for name in values)
-    net = LanguageModel(classes, embedding, hidden, layers)
-    words = nd.random.randint(0, classes, (batch, LENGTH)).astype("float32")
+    if "about" not in saved.progress:
+        raise UsageError(
+            f"{saved.path} was written by a version that did not save the sizes of the network: "
+            "export it with that version, or train again."
+        )
+    sizes = saved.progress["about"]
+    net = LanguageModel(saved.identity["classes"], **sizes)
+    length = LENGTH if net.kind in RECURRENT else min(LENGTH, sizes["length"])
+    words = nd.random.randint(0, saved.identity["classes"], (batch, length)).astype("float32")
     metadata = {"model": str(saved.identity["model"]), "data": str(saved.identity["data"])}
-    return Exported(net, (words, *net.begin(batch, mx.cpu())), (0, 1, 1), metadata)
+    states = net.begin(batch, mx.cpu())
+    return Exported(net, (words, *states), (0, *(1 for _ in states)), metadata)
 
 
 def _set(net: HybridBlock, values: dict, inputs: Sequence[nd.NDArray], path: Path) -> None:

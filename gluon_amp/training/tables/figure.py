@@ -1,12 +1,16 @@
-"""Draws a table: every run as a point, and the differences between rows within the margin."""
+"""Draws a table: every run, the differences between rows within the margin, and learning curves."""
 
 import contextlib
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Iterator, Optional, Tuple
 
+import numpy as np
+
 from gluon_amp.base.messages import from_extra
 from gluon_amp.inspection.figures import BAND, COLOURS, OTHER, STYLE, SUPPORT
+from gluon_amp.training.tables.record import RunRecord
 from gluon_amp.training.tables.statistics import CONFIDENCE, Comparison
 from gluon_amp.training.tables.table import Table
 
@@ -21,10 +25,11 @@ METRICS: Tuple[Tuple[str, str, str], ...] = (
     ("top1", "Top-1 accuracy (%)", "percentage points"),
     ("cross_entropy", "Validation cross-entropy (nats)", "nats"),
 )
+LINES = ("-", "--", ":", "-.")  # of the rows of one colour
 
 
 def draw(table: Table, path: Path) -> None:
-    """Write a PNG: the runs and their means, and a forest plot of the differences."""
+    """Write a PNG: runs and means, a forest plot of the differences, and the curve of each run."""
     plot(table).savefig(path)
 
 
@@ -41,13 +46,20 @@ def styled() -> Iterator[None]:
 def plot(table: Table) -> "Figure":
     """Return the figure that `draw` writes."""
     metrics = [each for each in METRICS if any(getattr(row, each[0]) for row in table.rows)]
-    height = 0.9 + len(metrics) * (1.1 + 0.6 * len(table.rows))
-    figure = new_figure(12, height)
-    panels = figure.subplots(len(metrics), 2, sharey="row", squeeze=False)
+    heights = [1.1 + 0.6 * len(table.rows)] * len(metrics)
+    has_curves = any(len(run.cross_entropies) > 1 for run in table.runs)
+    heights += [4.0] * has_curves
+    figure = new_figure(12, 0.9 + sum(heights))
+    ratios = {"height_ratios": heights}
+    panels = figure.subplots(len(heights), 2, squeeze=False, gridspec_kw=ratios)
     margins = {"top1": table.margin, "cross_entropy": table.cross_entropy_margin}
     for (points, forest), (field, title, unit) in zip(panels, metrics):
         _draw_runs(points, table, field, title)
         _draw_differences(forest, table, field, margins[field], unit)
+        forest.sharey(points)
+        forest.tick_params(labelleft=False)
+    if has_curves:
+        _draw_curves(*panels[-1], table)
     when = f", {table.dates}" if table.dates else ""
     title = f"{table.model} on {table.data}, {table.source} on {table.hardware}{when}"
     figure.suptitle(textwrap.fill(title, TITLE_WIDTH))
@@ -106,6 +118,39 @@ def _draw_differences(axes: "Axes", table: Table, field: str, margin: float, uni
     axes.set_xlim(-1.15 * furthest, 1.15 * furthest)
     axes.set_xlabel(f"Difference ({unit}), {CONFIDENCE:.0%} interval, margin ±{margin:g}")
     axes.grid(axis="y", visible=False)
+
+
+def _draw_curves(curves: "Axes", differences: "Axes", table: Table) -> None:
+    """Draw the validation cross-entropy of each run, and its distance from the first row's run."""
+    first = table.rows[0].configuration
+    reference = {run.seed: _curve(run) for run in table.runs if run.configuration == first}
+    of_colour: Counter = Counter()
+    for row in table.rows:
+        colour = COLOURS.get(row.configuration.dtype, OTHER)
+        line = {"color": colour, "linestyle": LINES[of_colour[colour] % len(LINES)]}
+        of_colour[colour] += 1
+        for run in table.runs:
+            if run.configuration != row.configuration or run.failure is not None:
+                continue
+            curve, other = _curve(run), reference.get(run.seed, np.empty(0))
+            epochs = np.arange(1, len(curve) + 1)
+            curves.plot(epochs, curve, linewidth=0.8, alpha=0.7, **line)
+            if row.configuration != first and len(other) == len(curve):
+                differences.plot(epochs, curve - other, linewidth=0.8, alpha=0.7, **line)
+        differences.plot([], [], label=row.configuration.label, **line)
+    margin = table.cross_entropy_margin
+    differences.axhspan(-margin, margin, color=BAND, zorder=0)
+    differences.legend(loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=7.5)
+    curves.set_ylabel("Validation cross-entropy (nats)")
+    differences.set_ylabel("minus the first row's run of its seed")
+    for axes in (curves, differences):
+        axes.set_xlabel("Epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _curve(run: RunRecord) -> np.ndarray:
+    """Return the cross-entropies by epoch; what is not finite is NaN, which is not drawn."""
+    return np.array(run.cross_entropies, dtype=float)
 
 
 def draw_difference(

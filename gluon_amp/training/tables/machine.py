@@ -13,14 +13,16 @@ from gluon_amp.base.hardware import count_cores, cpu_flags, cpu_name
 import mxnet as mx
 
 BFLOAT16_FLAGS = {"avx512_bf16": "AVX512_BF16", "amx_bf16": "AMX"}
+VECTOR_FLAGS = {"avx512f": "AVX512", "avx2": "AVX2"}  # the widest first
 
 
 def describe_cpu() -> str:
-    """Return the CPU's model, cores and bfloat16 instructions."""
+    """Return the CPU's model, cores, and bfloat16 instructions or else its widest vectors."""
     count, flags = count_cores(), cpu_flags()
     cores = [f"{count} core{'s' if count > 1 else ''}"] if count else []
     bfloat16 = [name for flag, name in BFLOAT16_FLAGS.items() if flag in flags]
-    return ", ".join([cpu_name(), *cores, *bfloat16])
+    vectors = [name for flag, name in VECTOR_FLAGS.items() if flag in flags]
+    return ", ".join([cpu_name(), *cores, *(bfloat16 or vectors[:1])])
 
 
 def versions() -> str:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.training.console import export, train, train_lstm
+from gluon_amp.training.console import export, train, train_text
 from gluon_amp.training.networks import models
 from gluon_amp.training.runs.exporting import of_checkpoint
 
@@ -55,7 +55,7 @@ def test_averaged_weights_are_another_file(tmp_path, capsys):
 def test_a_language_model_keeps_its_states_as_inputs(tmp_path, capsys):
     words = "--characters 3000 --epochs 1 --bptt 8 --batch-size 4 --hidden 8 --embedding 4 "
     words = [*words.split(), "--max-batches", "2", "--save-dir", str(tmp_path / "run")]
-    assert train_lstm.main(words) == 0
+    assert train_text.main(words) == 0
     capsys.readouterr()
     path = tmp_path / "text.onnx"
     assert export.main([str(tmp_path / "run"), "--output", str(path)]) == 0

@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from gluon_amp.training.console import train, train_lstm
+from gluon_amp.training.console import train, train_text
 from gluon_amp.training.runs import log
 
 # GluonCV's lines and our own, for files and programs
@@ -56,7 +56,7 @@ def test_a_terminal_gets_a_line_for_each_epoch_and_the_file_gluoncvs_lines(fashi
 def test_a_language_run_has_bits_per_character_in_its_lines(tmp_path):
     options = "--characters 4000 --hidden 8 --embedding 8 --num-epochs 1 --max-batches 2"
     file = tmp_path / "run.log"
-    shown = on_a_terminal(train_lstm.main, *options.split(), "--logging-file", file)
+    shown = on_a_terminal(train_text.main, *options.split(), "--logging-file", file)
     (head,) = [number for number, line in enumerate(shown) if line.endswith("waited   bits")]
     assert re.fullmatch(r" +0 .* - +0 +\d+ chars/s +\d+ % +\d\.\d{3}", shown[head + 1])
     bits = r"^\[Epoch 0\] validation: bits per character=\d"
@@ -68,7 +68,7 @@ def test_an_average_has_a_column_and_lines_of_its_own(text, fashion, tmp_path):
     small = "--characters 4000 --hidden 8 --embedding 8 --num-epochs 1 --max-batches 2".split()
     file, options = tmp_path / "run.log", small if text else fashion
     options = [*options, "--ema-decay", 0.5, "--logging-file", file]
-    shown = on_a_terminal((train_lstm if text else train).main, *options)
+    shown = on_a_terminal((train_text if text else train).main, *options)
     (head,) = [number for number, line in enumerate(shown) if line.startswith("epoch")]
     assert re.search(r"  speed      ema( +bits)?$", shown[head]) and len(shown[head]) <= 80
     (row,) = [line for line in shown[head:] if line.startswith("    0 ")]

@@ -15,7 +15,7 @@ from gluon_amp.training.tables.runs import jobs
 from gluon_amp.training.tables.statistics import seeds_needed, spread
 from tests import ROOT
 
-READERS = {"train": read, "fine-tune": read_fine_tuning, "train-lstm": language_recipe.read}
+READERS = {"train": read, "fine-tune": read_fine_tuning, "train-text": language_recipe.read}
 # Each row as the name of its configuration and its learning rate; and the seeds for 80 % power.
 ROWS = {
     "digits": ("float32-64 .1 float16-64 .1 bfloat16-64 .1 float32-128 .2 float16-128 .2", 15),
@@ -32,6 +32,12 @@ ROWS = {
         "float32-32 .004 float16-32 .004 bfloat16-32 .004 float16-first-scale-65536-32 .004 "
         "float32-64 .008 float16-64 .008",
         4,
+    ),
+    "transformer": (
+        "float32-16 .008 float16-16 .008 mixed_float16-16 .008 bfloat16-16 .008 tfloat32-16 .008 "
+        "float8-16 .008 float16-no-masters-16 .008 float16-no-loss-scale-16 .008 "
+        "float16-norms-too-16 .008 float16-attention-too-16 .008",
+        3,
     ),
     "imagenet": ("float32-1024 .4 float16-1024 .4 float16-2048 .8", 3),
     "digits-formats": ("float32-64 .1 tfloat32-64 .1 float8-64 .1 float8_e5m2-64 .1", 15),
@@ -71,7 +77,7 @@ def test_the_imagenet_design_is_the_faqs():
         assert command in page
 
 
-@pytest.mark.parametrize("name", ["digits", "fashion"])
+@pytest.mark.parametrize("name", ["digits", "fashion", "transformer"])
 def test_the_deviations_are_those_of_the_committed_pilot(name):
     design, tops = DESIGNS[name], {}
     with open(ROOT / "docs" / "results" / name / "pilot.csv") as file:

@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.image import imread
@@ -19,7 +20,7 @@ def two_rows():
 
 
 def test_the_points_are_the_runs():
-    (top1, _), (cross_entropy, _) = grid_of(plot(two_rows()))
+    (top1, _), (cross_entropy, _), _ = grid_of(plot(two_rows()))
     first, second = top1.collections[0], top1.collections[2]
     assert first.get_offsets()[:, 0].tolist() == [97.5, 98.0, 98.5]
     assert second.get_offsets()[:, 0].tolist() == [97.4, 98.0, 98.3]
@@ -55,6 +56,15 @@ def test_the_forest_has_the_intervals_and_the_margin():
         assert low < min(comparison.low, -margin) and high > max(comparison.high, margin)
 
 
+def test_the_curves_are_those_of_every_run_and_their_distance_from_the_first_row():
+    _, _, (curves, differences) = grid_of(plot(two_rows()))
+    lines = [line.get_ydata().tolist() for line in curves.lines]
+    assert lines[:3] == [[2.0, 0.25], [2.0, 0.2], [2.0, 0.15]]
+    assert len(lines) == 6
+    distances = [line.get_ydata().tolist() for line in differences.lines if len(line.get_xdata())]
+    assert np.array(distances) == pytest.approx(np.array([[0, 0.01], [0, 0.0], [0, 0.02]]))
+
+
 def test_one_run_without_cross_entropy_is_drawn(tmp_path):
     table = tabulate([run(cross_entropies=())], ORDER, 0.5)
     assert len(plot(table).get_axes()) == 2
@@ -78,19 +88,22 @@ def eight_rows():
     return tabulate(runs, [row.name for row in rows], 0.5)
 
 
+def shown(labels, limits, axis):
+    """The labels within the limits: matplotlib keeps hidden ones beyond them."""
+    low, high = sorted(limits)
+    return [text for text in labels if low <= text.get_position()[axis] <= high]
+
+
 def test_no_text_overlaps_another_or_is_cut_off():
     figure = plot(eight_rows())
     figure.canvas.draw()
     renderer = figure.canvas.get_renderer()
     texts = [figure._suptitle]
     for points, forest in grid_of(figure):
-        texts += points.get_yticklabels()
+        texts += shown(points.get_yticklabels(), points.get_ylim(), 1)
         for axes in (points, forest):
-            low, high = axes.get_xlim()  # matplotlib keeps hidden labels beyond the limits
-            shown = [
-                text for text in axes.get_xticklabels() if low <= text.get_position()[0] <= high
-            ]
-            texts += [*axes.texts, axes.xaxis.label, *shown]
+            texts += [*axes.texts, axes.xaxis.label]
+            texts += shown(axes.get_xticklabels(), axes.get_xlim(), 0)
     boxes = [text.get_window_extent(renderer) for text in texts]
     width, height = figure.canvas.get_width_height()
     for box in boxes:

@@ -18,6 +18,9 @@ def test_the_hardware_is_named(tmp_path, monkeypatch):
 
     everything = "processor : 0\nmodel name\t: AMD EPYC \nflags\t\t: fpu avx512_bf16 amx_bf16\n"
     assert described(everything, 2) == "AMD EPYC, 2 cores, AVX512_BF16, AMX"
+    wide = "model name : Xeon\nflags : avx2 avx512f\n"
+    assert described(wide, 1) == "Xeon, 1 core, AVX512"
+    assert described(wide.replace("avx512f", "fma"), 1) == "Xeon, 1 core, AVX2"
     assert described("model name : Xeon\nflags : fpu\n", 1) == "Xeon, 1 core"
     assert described("", 0) == (platform.processor() or platform.machine())
     assert describe_gpus("V100\nV100\n\n") == "2 × V100"

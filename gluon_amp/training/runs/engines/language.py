@@ -5,6 +5,7 @@ from typing import Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
+from gluon_amp.optimizer.masters import set_master
 from gluon_amp.trainer import StepReport
 from gluon_amp.training.data.text import Chunk
 from gluon_amp.training.networks.language_model import States
@@ -28,6 +29,7 @@ class LanguageEngine(Engine):
 
     devices: Sequence[mx.Context]
     clip: Optional[float] = None  # largest norm of the gradient of the mean loss
+    keeps_masters: bool = True  # or else the masters are rounded to float16 after each step
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -36,7 +38,7 @@ class LanguageEngine(Engine):
         self._predicted: List[States] = []
 
     def state(self) -> List[List]:
-        """Return hidden state and cell of all streams, as nested lists, for `restore`."""
+        """Return the state of all streams, such as an LSTM's, as nested lists, for `restore`."""
         return [
             np.concatenate([array.asnumpy() for array in parts], axis=1).tolist()
             for parts in zip(*self._states)
@@ -48,7 +50,7 @@ class LanguageEngine(Engine):
             split_and_load(nd.array(values), self.devices, batch_axis=1, even_split=False)
             for values in state
         ]
-        self._states = [list(part) for part in zip(*parts)]
+        self._states = [list(part) for part in zip(*parts)] or [[] for _ in self.devices]
 
     def step(self, batches: List[Chunk], epoch: int, number: int, counts: Counts) -> StepReport:
         (chunk,) = batches
@@ -61,6 +63,8 @@ class LanguageEngine(Engine):
         if self.clip is not None:
             self.trainer.clip_global_norm(self.clip, size)
         report = self.trainer.step(size)
+        if not self.keeps_masters:
+            self._round_masters()
         detached = [[array.detach() for array in states] for states in after]
         self._states = detached if report.applied else before
         for logits, labels in parts:
@@ -69,6 +73,11 @@ class LanguageEngine(Engine):
             for loss in losses:
                 counts.loss.update(loss)
         return report
+
+    def _round_masters(self) -> None:
+        for param in self.trained:
+            if np.dtype(param.dtype) == np.float16:
+                set_master(param, param.data(self.devices[0]))
 
     def predict(self, batch: Chunk) -> Iterator[Tuple[NDArray, NDArray]]:
         if batch.first:

@@ -1,8 +1,11 @@
-"""The recipe of a language run: the options of `gluon-amp train-lstm`."""
+"""The recipe of a language run: the options of `gluon-amp train-text`."""
 
-from typing import Optional, Sequence
+from typing import Any, Dict, Optional, Sequence
 
-from gluon_amp.training.command_line import positive, whole
+from gluon_amp.base.messages import UsageError
+from gluon_amp.policy import Policy
+from gluon_amp.training.command_line import positive, share, whole
+from gluon_amp.training.networks.language_model import KINDS, RECURRENT
 from gluon_amp.training.runs import options
 from gluon_amp.training.runs.options import (
     COUNT,
@@ -10,10 +13,18 @@ from gluon_amp.training.runs.options import (
     EPOCHS,
     MOMENTUM,
     NORM,
+    SWITCH,
 )
 from gluon_amp.training.runs.parser import TrainingParser
 
 OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
+
+# What a run in float16 can lack, to show what it is for, and what is then pinned to float16
+CONTROLS: Dict[str, Dict[str, Sequence[str]]] = {
+    "masters": {},
+    "wide-attention": {"ops": ("batch_dot", "softmax")},
+    "wide-norms": {"blocks": ("norm",)},
+}
 
 
 class LanguageRecipe(options.Options):
@@ -24,13 +35,31 @@ class LanguageRecipe(options.Options):
 
     @property
     def policy(self) -> str:
-        """The name of the policy of the network."""
+        """The name of the policy of the network, without its pins."""
         return self.dtype
+
+    @property
+    def pinned_policy(self) -> Policy:
+        """The policy of the network."""
+        policy, pins = Policy(self.dtype), CONTROLS.get(self.without)
+        return policy.pin(**pins, dtype="float16") if pins else policy
+
+    @property
+    def sizes(self) -> Dict[str, Any]:
+        """The arguments of `LanguageModel`, without the number of classes."""
+        names = ("kind", "embedding", "hidden", "layers", "heads", "tied", "dropout")
+        others = {"length": self.bptt, "split_norms": self.without == "wide-norms"}
+        return {**{name: getattr(self, name) for name in names}, **others}
 
     @property
     def model(self) -> str:
         """The network in words."""
-        return f"{self.layers}-layer LSTM of {self.hidden}, embedding of {self.embedding}"
+        if self.kind in RECURRENT:
+            size = f"{self.kind.upper()} of {self.hidden}, embedding of {self.embedding}"
+        else:
+            size = f"transformer of {self.embedding}, {self.heads} heads, inner size {self.hidden}"
+        dropout = f", dropout of {self.dropout:g}" if self.dropout else ""
+        return f"{self.layers}-layer {size}{', tied' if self.tied else ''}{dropout}"
 
     def learning_rate(self, total_batch: int) -> float:
         """Return ``--lr``, or else 0.004 for every 32 streams of a batch."""
@@ -38,15 +67,19 @@ class LanguageRecipe(options.Options):
 
 
 def parser(prog: Optional[str] = None) -> TrainingParser:
-    """Return the parser of `gluon-amp train-lstm`."""
+    """Return the parser of `gluon-amp train-text`."""
     parser = TrainingParser(
         groups=options.GROUPS,
         prog=prog,
-        description="Train a character language model, an LSTM, in mixed precision.",
+        description="Train a character language model in mixed precision.",
         epilog="The text is the source code of Python's standard library.",
     )
     _add_model_and_text(parser)
-    options.add_precision(parser)
+    without = (
+        "for comparison: a run in float16 whose masters are rounded to float16 after each step, or "
+        "whose norms or attention compute in float16, too"
+    )
+    options.add_precision(parser)("--without", without, choices=tuple(CONTROLS))
     _add_training(parser)
     options.add_average(parser)
     options.add_random_numbers(parser)
@@ -58,11 +91,20 @@ def parser(prog: Optional[str] = None) -> TrainingParser:
 
 
 def _add_model_and_text(parser: TrainingParser) -> None:
-    size = {"type": whole(1, 65536), "metavar": "N"}
+    size, count = ({"type": whole(1, most), "metavar": "N"} for most in (65536, 1024))
     add = parser.group("model")
+    add("--model", "network", dest="kind", choices=KINDS, default="lstm")
     add("--embedding", "size of the vector of a character", size, default=64)
-    add("--hidden", "size of an LSTM layer", size, default=128)
-    add("--layers", "number of LSTM layers", type=whole(1, 1024), default=1, metavar="N")
+    add(
+        "--hidden",
+        "size of a recurrent layer, or of a transformer's inner layer",
+        size,
+        default=128,
+    )
+    add("--layers", "number of layers", count, default=1)
+    add("--heads", "heads of a transformer's attention", count, default=4)
+    add("--tied", "predict with the weight of the embedding", SWITCH)
+    add("--dropout", "share of the values to leave out", type=share, default=0.0, metavar="P")
     characters = "characters to train on; a tenth as many, from other files, are for validation"
     parser.group("data")("--characters", characters, COUNT, default=500_000)
 
@@ -81,8 +123,26 @@ def _add_training(parser: TrainingParser) -> None:
 
 
 def read(arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> LanguageRecipe:
-    """Return the recipe of a command line of `gluon-amp train-lstm`."""
+    """Return the recipe of a command line of `gluon-amp train-text`."""
     recipe = LanguageRecipe(**vars(parser(prog).parse_args(arguments)))
     options.check_devices(recipe)
     options.check_resume(recipe)
+    _check_model(recipe)
     return recipe
+
+
+def _check_model(recipe: LanguageRecipe) -> None:
+    """Raise `UsageError` for sizes and controls that do not fit the network or the dtype."""
+    embedding, recurrent = recipe.embedding, recipe.kind in RECURRENT
+    if not recurrent and embedding % recipe.heads:
+        raise UsageError(
+            f"--embedding {embedding} cannot be shared by --heads {recipe.heads}: give a multiple."
+        )
+    if recipe.tied and recurrent and embedding != recipe.hidden:
+        raise UsageError(
+            f"--tied needs layers of the embedding's size: give --hidden {embedding} as well."
+        )
+    if recipe.without and recipe.dtype != "float16":
+        raise UsageError(f"--without {recipe.without} is for --dtype float16: give it as well.")
+    if CONTROLS.get(recipe.without) and recurrent:
+        raise UsageError(f"--without {recipe.without} is for --model transformer: give it as well.")

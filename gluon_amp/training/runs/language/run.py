@@ -10,7 +10,7 @@ from gluon_amp.casting.cast import cast
 from gluon_amp.inspection.describe import describe
 from gluon_amp.policy import Policy
 from gluon_amp.training.data.text import CLASSES, Chunks, open_text
-from gluon_amp.training.networks.language_model import LanguageModel
+from gluon_amp.training.networks.language_model import RECURRENT, LanguageModel
 from gluon_amp.training.runs import log, report
 from gluon_amp.training.runs.checkpoints import Position
 from gluon_amp.training.runs.devices import contexts
@@ -31,14 +31,14 @@ import mxnet as mx
 # Validation does not depend on the batch, so that the rows of a table are measured in the same way.
 VALIDATION_STREAMS, VALIDATION_LENGTH = 64, 64
 
-PARAMETERS = "lstm-{}.params"
+PARAMETERS = "{}-{}.params"  # of a network, after an epoch
 BITS = "[Epoch %d] validation: bits per character=%f"
 AVERAGED_BITS = "[Epoch %d] validation of the average: bits per character=%f"
-FLOAT16 = (
-    "emulated on this CPU, not at a GPU's speed: the inputs of the LSTM, and its outputs at the "
+RECURRENT_FLOAT16 = (
+    "emulated on this CPU, not at a GPU's speed: the inputs of the {}, and its outputs at the "
     "end of a chunk, are rounded; its state in between is not"
 )
-OPERATORS = ("Embedding", "RNN", "FullyConnected")
+OPERATORS = ("Embedding", "RNN", "LayerNorm", "batch_dot", "FullyConnected")
 
 
 class LanguageSummary(report.Summary):
@@ -84,7 +84,9 @@ def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
     streams = recipe.batch_size * len(devices)
     text = open_text(recipe.characters)
     batches = Chunks(text.train, streams, recipe.bptt, whole=True)
-    val_batches = Chunks(text.val, VALIDATION_STREAMS, VALIDATION_LENGTH, whole=False)
+    # a transformer knows no further places
+    val_length = VALIDATION_LENGTH if recipe.kind in RECURRENT else recipe.bptt
+    val_batches = Chunks(text.val, VALIDATION_STREAMS, val_length, whole=False)
     if not (len(batches) and len(val_batches)):
         raise UsageError(
             f"--characters {recipe.characters} are not enough for {streams} streams of "
@@ -101,7 +103,7 @@ def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
         devices,
         Workers(),
         Loop(
-            LanguageEngine(net, trainer, devices, recipe.clip_grad),
+            LanguageEngine(net, trainer, devices, recipe.clip_grad, recipe.without != "masters"),
             schedule,
             records=log.Records(recipe.log_json),
             log_interval=recipe.log_interval,
@@ -119,10 +121,10 @@ def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
 def build_network(recipe: LanguageRecipe, devices: Sequence[mx.Context]) -> LanguageModel:
     """Return the network, initialized on the devices and cast."""
     with mx.name.NameManager():  # the same names in every process
-        net = LanguageModel(CLASSES, recipe.embedding, recipe.hidden, recipe.layers)
+        net = LanguageModel(CLASSES, **recipe.sizes)
     net.initialize(mx.init.Xavier(), ctx=devices)
     try:
-        cast(net, recipe.dtype)
+        cast(net, recipe.pinned_policy)
     except ValueError as error:
         raise UsageError(f"--dtype {recipe.dtype}: {error}") from None
     net.hybridize(static_alloc=True)
@@ -134,7 +136,9 @@ def observe(recipe: LanguageRecipe, net: LanguageModel, device: mx.Context) -> D
     inputs = mx.nd.zeros((1, 2), ctx=device, dtype="int32")
     rows = describe(net, inputs, *net.begin(1, device)).rows
     observed = {
-        op: join_dtypes(row.compute_dtype for row in rows if row.op == op) for op in OPERATORS
+        op: join_dtypes(row.compute_dtype for row in rows if row.op == op)
+        for op in OPERATORS
+        if any(row.op == op for row in rows)
     }
     check_compute_dtype(Policy(recipe.policy), observed["FullyConnected"], recipe.model)
     return observed
@@ -161,13 +165,13 @@ class LanguageTraining(Training):
         streams = f"{recipe.batch_size} streams per device × {devices}"
         policy = Policy(recipe.policy)
         how = report.arithmetic(policy, self.emulated)
-        if self.emulated and policy.compute_dtype == "float16":
-            how = FLOAT16
+        if self.emulated and policy.compute_dtype == "float16" and recipe.kind in RECURRENT:
+            how = RECURRENT_FLOAT16.format(recipe.kind.upper())
         return [
             ("batch", f"{streams}, {recipe.bptt} characters each"),
             ("model", f"{recipe.model}, {data.classes} classes"),
             ("data", f"{data.name}: {characters}"),
-            ("requested", f"{recipe.dtype}, {how}"),
+            ("requested", f"{self.dtype_in_words()}, {how}"),
             ("observed", _in_words(self.observed)),
             ("lr", f"{self.schedule.rate:g}, {self.schedule}"),
             ("optimizer", ", ".join(filter(None, optimizer))),
@@ -183,11 +187,17 @@ class LanguageTraining(Training):
 
     @property
     def identity(self) -> Dict[str, Any]:
-        return {**super().identity, "total_batch": f"{self.total} × {self.recipe.bptt}"}
+        total = f"{self.total} × {self.recipe.bptt}"
+        return {**super().identity, "dtype": self.dtype_in_words(), "total_batch": total}
+
+    def dtype_in_words(self) -> str:
+        """Return the dtype and what the run lacks."""
+        without = self.recipe.without
+        return f"{self.recipe.dtype} --without {without}" if without else self.recipe.dtype
 
     def progress(self, position: Position) -> Dict[str, Any]:
         state = self.engine.state() if position.samples else []  # an epoch begins with zeros
-        return {**super().progress(position), "state": state}
+        return {**super().progress(position), "state": state, "about": self.recipe.sizes}
 
     def restore(self, progress: Dict[str, Any]) -> None:
         super().restore(progress)
@@ -199,7 +209,7 @@ class LanguageTraining(Training):
     def outputs(self, summary: report.Summary) -> List[Output]:
         outputs = super().outputs(summary)
         if self.checkpoints:
-            name = PARAMETERS.format(self.recipe.num_epochs - 1)
+            name = PARAMETERS.format(self.recipe.kind, self.recipe.num_epochs - 1)
             outputs += self.parameter_outputs(self.checkpoints.folder / name)
         return outputs
 

@@ -15,15 +15,15 @@ from gluon_amp.training.runs.meters import Mean
 import mxnet as mx
 
 
-def engine(dtype="float32", devices=1, clip=None, rate=0.01, **trainer):
+def engine(dtype="float32", devices=1, clip=None, rate=0.01, keeps_masters=True, **trainer):
     mx.random.seed(0)
     contexts = [mx.cpu(number) for number in range(devices)]
-    net = LanguageModel(CLASSES, embedding=8, hidden=16, layers=2)
+    net = LanguageModel(CLASSES, "lstm", embedding=8, hidden=16, layers=2)
     net.initialize(mx.init.Xavier(), ctx=contexts)
     amp.cast(net, dtype)
     net.hybridize(static_alloc=True)
     sgd = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": rate}, **trainer)
-    return LanguageEngine(net, sgd, contexts, clip)
+    return LanguageEngine(net, sgd, contexts, clip, keeps_masters)
 
 
 def chunks_of_noise(streams=4, length=5, number=3):
@@ -105,6 +105,18 @@ def test_clipping_is_of_the_gradient_of_the_mean_loss_without_its_scale():
             moved = math.sqrt(sum(((a - b) ** 2).sum() for a, b in zip(after, before)))
             assert moved == pytest.approx(1e-3, rel=0.01)
     assert norms[1] == pytest.approx(norms[0], rel=0.01)
+
+
+def test_without_masters_they_are_the_float16_weights():
+    same = {}
+    for keeps_masters in (True, False):
+        one = engine("float16", rate=1e-3, keeps_masters=keeps_masters, loss_scale=64.0)
+        weight = one.net.decoder.weight
+        for chunk in chunks_of_noise():
+            one.step([chunk], 0, 0, Counts())
+        master = one.trainer.master_params()[weight.name].asnumpy()
+        same[keeps_masters] = (master == weight.data().asnumpy()).mean()
+    assert same[True] < 0.5 and same[False] == 1
 
 
 def test_a_skipped_step_leaves_the_states_as_they_were():

@@ -1,4 +1,4 @@
-"""`gluon-amp train-lstm`: its runs, its checkpoints and its refusals."""
+"""`gluon-amp train-text`: its runs, its checkpoints and its refusals."""
 
 import contextlib
 import io
@@ -11,10 +11,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from gluon_amp.inspection.describe import describe
 from gluon_amp.lowering.emulation import is_emulated
-from gluon_amp.training.console import train_lstm
+from gluon_amp.training.console import train_text
 from gluon_amp.training.data.text import CLASSES, open_text
 from gluon_amp.training.runs.language.recipe import read
+from gluon_amp.training.runs.language.run import build_network
 from tests.training.runs.scripts import OF_THE_CLOCK
 
 import mxnet as mx
@@ -30,8 +32,9 @@ def run(folder, *options):
     """Train in a folder; return the output, the parameters' bits, and the summary but for times."""
     kept = ["--save-dir", str(folder), "--summary-json", str(folder / "summary.json")]
     with contextlib.redirect_stdout(io.StringIO()) as out:
-        assert train_lstm.main([*SHORT, *kept, *map(str, options)]) == 0
-    arrays = mx.nd.load(str(folder / "lstm-1.params"))
+        assert train_text.main([*SHORT, *kept, *map(str, options)]) == 0
+    (saved,) = folder.glob("*-1.params")
+    arrays = mx.nd.load(str(saved))
     summary = json.loads((folder / "summary.json").read_text())
     return SimpleNamespace(
         out=out.getvalue(),
@@ -50,38 +53,52 @@ def whole(folder):
     return run(folder)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_run_learns(dtype, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "kind, dtype, rate",
+    [("lstm", "bfloat16", 0.02), ("gru", "float16", 0.02), ("transformer", "float16", 0.02)],
+)
+def test_a_run_learns(kind, dtype, rate, tmp_path, capsys):
     path = tmp_path / "summary.json"
     arguments = (
-        "--characters 20000 --batch-size 8 --bptt 16 --num-epochs 2 --hidden 32 --embedding 16 "
-        f"--lr 0.02 --log-interval 0 --dtype {dtype} --summary-json {path}"
+        "--characters 20000 --batch-size 8 --bptt 16 --num-epochs 2 --hidden 32 --embedding 32 "
+        f"--lr {rate} --log-interval 0 --dtype {dtype} --model {kind} --summary-json {path}"
     )
-    assert train_lstm.main(arguments.split()) == 0
+    assert train_text.main(arguments.split()) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     plan, *_, results = captured.out.split("\n\n")
     assert max(map(len, [*plan.splitlines(), *results.splitlines()])) <= 80
     assert "images" not in captured.out
     summary = json.loads(path.read_text())
-    assert summary["observed_dtypes"] == {
-        "Embedding": "float32",
-        "RNN": dtype,
-        "FullyConnected": dtype,
-    }
+    of_kind = {"LayerNorm": "float32", "batch_dot": "float32"}
+    body = of_kind if kind == "transformer" else {"RNN": dtype}
+    expected = {"Embedding": "float32", **body, "FullyConnected": dtype}
+    assert summary["observed_dtypes"] == expected
     assert summary["emulated"] == is_emulated(dtype)
     # 2000 characters in 64 streams: 31 of each have a next one, and every one of them counts
     assert summary["validated"] == summary["val_images"] == 64 * 31
     assert "[Epoch 1] validated 1984/1984" in captured.out
-    most_frequent = 100 * np.bincount(open_text(20000).val).max() / 2000
-    assert 10 < most_frequent < 30
-    assert summary["top1"] > most_frequent + 5
-    assert summary["bits_per_character"] < 0.8 * math.log2(CLASSES)
+    text = open_text(20000)
+    share = (np.bincount(text.train, minlength=CLASSES) + 1) / (len(text.train) + CLASSES)
+    guess = -np.log2(share[text.val]).mean()  # of who knows how frequent each character is
+    assert 5 < guess < math.log2(CLASSES)
+    assert summary["bits_per_character"] < guess - 0.4
     nats = summary["bits_per_character"] * math.log(2)
     assert summary["cross_entropy"] == pytest.approx(nats, rel=1e-12)
     first, second = summary["cross_entropy_by_epoch"]
     assert first > second == summary["cross_entropy"]
     assert f"bits per character={summary['bits_per_character']:f}" in captured.out
+
+
+def test_a_transformer_goes_on_in_mid_epoch_without_states(tmp_path):
+    options = ["--model", "transformer", "--dropout", "0.1", "--tied"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir(), second.mkdir()
+    whole = run(first, *options)
+    (middle,) = first.glob("epoch001-sample000005*.ckpt")
+    shutil.copy(middle, second)
+    resumed = run(second, *options, "--resume", "auto")
+    assert (resumed.parameters, resumed.summary) == (whole.parameters, whole.summary)
 
 
 def test_a_run_goes_on_in_mid_epoch_with_its_states(whole, folder, tmp_path):
@@ -97,6 +114,7 @@ def test_a_run_goes_on_in_mid_epoch_with_its_states(whole, folder, tmp_path):
     "changed, words",
     [
         (["--hidden", "8", "--resume"], "with the model 1-layer LSTM of 16"),
+        (["--without", "masters", "--resume"], "with --dtype float16, and this one has --dtype"),
         (["--bptt", "8", "--resume", "MIDDLE"], "with 8 × 16 samples in an update, in the middle"),
     ],
 )
@@ -105,16 +123,46 @@ def test_another_run_is_not_gone_on_with(changed, words, whole, folder, tmp_path
     (middle,) = (tmp_path / "saved").glob("epoch001-sample000005*.ckpt")
     (tmp_path / "saved" / "epoch002-sample00000000.ckpt").unlink()
     options = [str(middle) if word == "MIDDLE" else word for word in changed]
-    assert train_lstm.main([*SHORT, "--save-dir", str(tmp_path / "saved"), *options]) == 2
+    assert train_text.main([*SHORT, "--save-dir", str(tmp_path / "saved"), *options]) == 2
     error = capsys.readouterr().err
     assert words in error and error.count("\n") == 1
 
 
 def test_too_few_characters_are_one_sentence(capsys):
-    assert train_lstm.main(["--characters", "1000", "--batch-size", "64"]) == 2
+    assert train_text.main(["--characters", "1000", "--batch-size", "64"]) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err.count("\n")) == ("", 1)
     assert "--characters 1000 are not enough for 64 streams of 32 characters" in captured.err
+
+
+@pytest.mark.parametrize(
+    "line, sentence",
+    [
+        ("--model transformer --embedding 30", "--embedding 30 cannot be shared by --heads 4"),
+        ("--tied", "give --hidden 64 as well"),
+        ("--without masters", "is for --dtype float16"),
+        ("--without wide-norms --dtype float16", "is for --model transformer"),
+    ],
+)
+def test_what_does_not_fit_the_network_is_one_sentence(line, sentence, capsys):
+    assert train_text.main(line.split()) == 2
+    error = capsys.readouterr().err
+    assert sentence in error and error.count("\n") == 1
+
+
+def test_a_control_pins_what_it_names():
+    words = "--model transformer --dtype float16 --embedding 8 --hidden 8 --without".split()
+    inputs, observed = mx.nd.zeros((2, 4), dtype="int32"), {}
+    for control in ("wide-norms", "wide-attention"):
+        net = build_network(read([*words, control]), [mx.cpu()])
+        rows = describe(net, inputs).rows
+        observed[control] = {row.op: row.compute_dtype for row in rows}
+    for op in ("mean", "square", "rsqrt"):
+        assert observed["wide-norms"][op] == "float16"
+    assert observed["wide-norms"]["batch_dot"] == observed["wide-attention"]["LayerNorm"]
+    for op in ("batch_dot", "softmax"):
+        found = (observed["wide-attention"][op], observed["wide-norms"][op])
+        assert found == ("float16", "float32")
 
 
 def test_the_learning_rate_follows_the_streams():

@@ -1,4 +1,4 @@
-"""`gluon-amp train-lstm`: train a character language model in float32, float16 or bfloat16."""
+"""`gluon-amp train-text`: train a character language model."""
 
 from typing import Optional, Sequence
 
@@ -7,6 +7,6 @@ from gluon_amp.training.runs.language.recipe import read
 from gluon_amp.training.runs.language.run import train
 
 
-def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp train-lstm") -> int:
+def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp train-text") -> int:
     """Train; return the exit status."""
     return script.run(read, arguments, prog, train)
