@@ -37,6 +37,17 @@ DATA_DEFAULTS: Dict[str, Dict[str, Any]] = {
         "num_workers": 0,
         "log_interval": 100,
     },
+    "shapes": {
+        # The run ends in less than half a minute on one core.
+        "model": "convnet",
+        "num_epochs": 1,
+        "lr_per_256": 0.2,
+        "lr_mode": "cosine",
+        "warmup_epochs": 0.2,
+        "wd": 5e-4,
+        "num_workers": 0,
+        "log_interval": 200,
+    },
 }
 
 # Defaults of networks: the colours that their weights were trained with, and no higher rate for the
