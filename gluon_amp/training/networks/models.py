@@ -65,9 +65,15 @@ def convnet_residual(classes: int) -> HybridBlock:
     return _chain(*first, *second, Residual(*_convolution(64)), *third, nn.Dense(classes))
 
 
+def perceptron(classes: int) -> HybridBlock:
+    """Return four dense layers without norms, for inputs that are no images."""
+    return _chain(*(nn.Dense(256, activation="relu") for _ in range(3)), nn.Dense(classes))
+
+
 OWN_MODELS: Dict[str, Callable[..., HybridBlock]] = {
     "convnet": convnet,
     "convnet_residual": convnet_residual,
+    "perceptron": perceptron,
     NAME: EfficientNetLite0,
 }
 

@@ -37,14 +37,15 @@ DATA_DEFAULTS: Dict[str, Dict[str, Any]] = {
         "num_workers": 0,
         "log_interval": 100,
     },
-    "shapes": {
-        # The run ends in less than half a minute on one core.
-        "model": "convnet",
+    "teacher": {
+        # The run ends in about ten seconds on one core.
+        "model": "perceptron",
+        "batch_size": 256,
         "num_epochs": 1,
-        "lr_per_256": 0.2,
+        "lr_per_256": 0.1,
         "lr_mode": "cosine",
-        "warmup_epochs": 0.2,
-        "wd": 5e-4,
+        "warmup_epochs": 0.1,
+        "wd": 0.0,
         "num_workers": 0,
         "log_interval": 200,
     },

@@ -6,7 +6,9 @@ from gluon_amp.base.messages import UsageError
 from gluon_amp.training.networks import models
 from gluon_amp.training.networks.models import MXNET_MODELS, build, full_name
 
+import mxnet as mx
 from mxnet import nd
+from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
 
@@ -62,9 +64,19 @@ def test_an_unknown_model_gets_near_matches(name, hint):
         build(name, 10)
 
 
-def test_the_convnet_is_small():
-    net = build("convnet", 10)
+@pytest.mark.parametrize(
+    "name, elements",
+    [("convnet", 29_466), ("convnet_residual", 141_994), ("perceptron", 736_522)],
+)
+def test_our_own_networks_are_small(name, elements):
+    net = build(name, 10)
     net.initialize()
     assert net(nd.zeros((2, 3, 28, 28))).shape == (2, 10)
     trained = [param for param in net.collect_params().values() if param.grad_req != "null"]
-    assert sum(param.data().size for param in trained) == 29_466
+    assert sum(param.data().size for param in trained) == elements
+
+
+def test_a_residual_layer_adds_its_input():
+    layer = models.Residual(nn.Dense(3))
+    layer.initialize(mx.init.Zero())
+    assert layer(nd.array([[1, 2, 3]])).asnumpy().tolist() == [[1, 2, 3]]

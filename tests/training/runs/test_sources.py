@@ -43,7 +43,6 @@ def places(tmp_path):
         ("", "digits", (1437, 360, 10), 32),
         ("--benchmark --batch-size 8 --num-classes 5 --input-size 40", "synthetic", (16, 3, 5), 40),
         ("--dataset fashion-mnist --data-dir {}/fashion", "fashion-mnist", (40, 23, 10), 28),
-        ("--dataset shapes --input-size 8", "shapes", (60_000, 40_000, 10), 8),
         ("--image-folder {}/pets --input-size 24", "folder-pets", (8, 2, 2), 24),
         ("--data-dir {}/folders", "folder-folders", (6, 6, 2), 224),
         ("--data-dir {}/folders --dataset imagenet", "imagenet", (6, 6, 2), 224),
