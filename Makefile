@@ -10,7 +10,7 @@ TOOLS := pretrained,results,docs,test,notebooks,tensorboard,export
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup train test test-all lint weights format zoo benchmark input results ablation floor \
-  photographs wire clients onnx handover horovod notebooks matrix asan docs clean
+  photographs yardstick wire clients onnx handover horovod notebooks matrix asan docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -96,6 +96,10 @@ floor: setup ## compare float32 with itself disturbed and with each dtype, into 
 photographs: export OMP_NUM_THREADS = 1
 photographs: setup ## cross-validate the fine-tuning of EfficientNet-Lite0, into results/photographs (half an hour)
 	$(BIN)/python -m experiments.photographs --output results/photographs $(ARGS)
+
+yardstick: export OMP_NUM_THREADS = 1
+yardstick: setup ## compare losses and gradients of each dtype with float64, into results (a few minutes)
+	$(BIN)/python -m experiments.yardstick $(ARGS)
 
 wire: export OMP_NUM_THREADS = 1
 wire: setup ## add gradients of many workers in 16 bits, and simulate 1,024, into results (10 minutes)
