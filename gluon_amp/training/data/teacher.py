@@ -10,8 +10,8 @@ from gluon_amp.training.data.source import Images, Source
 
 SIZE = 8  # height and width of the inputs, which have one channel
 HIDDEN, CLASSES = 32, 10
-GAIN = 1.5  # of the hidden layer: a higher one makes the task harder
-TRAIN_IMAGES, VAL_IMAGES = 200_000, 100_000
+GAIN = 1.0  # of the hidden layer: a higher one makes the task harder
+TRAIN_IMAGES, VAL_IMAGES = 100_000, 50_000
 TEACHER_SEED, VAL_SEED = 0, 2**40  # the second is no seed of a run
 
 

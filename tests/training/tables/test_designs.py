@@ -33,6 +33,7 @@ ROWS = {
         "float32-64 .008 float16-64 .008",
         4,
     ),
+    "teacher": ("float32-256 .1 float16-256 .1 mixed_float16-256 .1 bfloat16-256 .1", 6),
     "imagenet": ("float32-1024 .4 float16-1024 .4 float16-2048 .8", 3),
     "digits-formats": ("float32-64 .1 tfloat32-64 .1 float8-64 .1 float8_e5m2-64 .1", 15),
     "fashion-formats": ("float32-128 .05 tfloat32-128 .05 float8-128 .05 float8_e5m2-128 .05", 8),
@@ -84,7 +85,7 @@ def test_a_static_scale_is_that_of_its_row():
     }
 
 
-@pytest.mark.parametrize("name", ["digits", "fashion"])
+@pytest.mark.parametrize("name", ["digits", "fashion", "teacher"])
 def test_the_deviations_are_those_of_the_committed_pilot(name):
     design, tops = DESIGNS[name], {}
     with open(ROOT / "docs" / "results" / name / "pilot.csv") as file:
