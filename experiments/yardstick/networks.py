@@ -86,9 +86,9 @@ NETWORKS = {
     "convolutions, 8 layers, no norms": Network(plain_convolutions, 0.005),
     "ConvNet of the tables": Network(lambda: build("convnet", 10), 0.05),
     "ResNet-20 v1": Network(lambda: build("cifar_resnet20_v1", 10), 0.05),
-    "ResNet-56 v2": Network(lambda: build("cifar_resnet56_v2", 10), 0.05),
+    "ResNet-20 v2": Network(lambda: build("cifar_resnet20_v2", 10), 0.05),
     "MobileNetV2, width 0.25": Network(lambda: build("mobilenetv2_0.25", 10), 0.05),
-    "DenseNet-121": Network(lambda: build("densenet121", 10), 0.05),
+    "ResNet-18 v1 of the Model Zoo": Network(lambda: build("resnet18_v1", 10), 0.05),
     "LSTM, 2 layers": Network(lambda: language(rnn.LSTM(128, 2, layout="NTC")), 1.0, "text"),
     "transformer, 4 layers": Network(
         lambda: language(*(Attention() for _ in range(4)), nn.LayerNorm()), 0.1, "text"

@@ -23,11 +23,21 @@ def parts(values: pages.Values) -> pages.Parts:
         "gradients": gradients(networks),
         "watch": watch(networks),
         "outputs": outputs(networks),
-        "check": f"{min(checks):.0f} dB",
+        "check": f"{min(checks):.0f} to {max(checks):.0f} dB",
+        "tanh": both(networks, "dense, 12 layers, tanh"),
+        "relu": both(networks, "dense, 12 layers, ReLU"),
         "steps": f"{values['steps']} steps",
         "measured": f"{values['machine']} on {values['date']}, with {values['versions']}. Command: "
         f"`{values['command']}`. It took {seconds / 60:.1f} CPU minutes",
     }
+
+
+def both(networks: Dict[str, Any], name: str) -> str:
+    """Return the medians of a trained network in float16 and in bfloat16."""
+    found = networks[name]["trained"]["formats"] if name in networks else {}
+    return " and ".join(
+        f"{median(found[each]['layers']):.0f} dB" for each in ("float16", "bfloat16") if found
+    )
 
 
 def losses(networks: Dict[str, Any]) -> str:
