@@ -24,6 +24,7 @@ def parts(values: pages.Values) -> pages.Parts:
         "watch": watch(networks),
         "outputs": outputs(networks),
         "check": f"{min(checks):.0f} to {max(checks):.0f} dB",
+        "count": f"{len(networks)}",
         "tanh": both(networks, "dense, 12 layers, tanh"),
         "relu": both(networks, "dense, 12 layers, ReLU"),
         "steps": f"{values['steps']} steps",
