@@ -103,7 +103,9 @@ def draw(values: pages.Values, path: Path) -> None:
     """Draw dB by layer, a panel for each trained network; dotted lines are `amp.watch`'s."""
     networks = values["networks"]
     figure = new_figure(14, 6.4)
-    panels = figure.subplots(-(-len(networks) // COLUMNS), COLUMNS, sharey=True).flat
+    panels = figure.subplots(-(-len(networks) // COLUMNS), COLUMNS, sharey=True, squeeze=False).flat
+    for panel in panels[len(networks) :]:
+        panel.set_axis_off()
     for panel, (name, network) in zip(panels, networks.items()):
         found = network["trained"]
         numbers = range(1, len(network["layers"]) + 1)
