@@ -59,7 +59,7 @@ def gradients(networks: Dict[str, Any]) -> str:
     for name, network in networks.items():
         for state in STATES:
             layers = [network[state]["formats"][each]["layers"] for each in POLICIES]
-            cells = [f"{median(found):.0f} ({min(found):.0f})" for found in layers]
+            cells = [f"{round(median(found))} ({round(min(found))})" for found in layers]
             lines.append([name, state, f"{len(network['layers'])}", *cells])
     return pages.table(["network", "weights", "layers", *POLICIES], lines, words=2)
 
