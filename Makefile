@@ -10,7 +10,7 @@ TOOLS := pretrained,results,docs,test,notebooks,tensorboard,export
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup train test test-all lint weights format zoo benchmark input results ablation edge floor \
-  photographs wire clients onnx handover horovod notebooks matrix asan docs clean
+  photographs yardstick wire clients onnx handover horovod notebooks matrix asan docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -86,7 +86,7 @@ results: setup ## train the digits in three dtypes over seeds, into results/digi
 	$(BIN)/python scripts/results_table.py $(ARGS)
 
 # One thread for each run, as sums depend on the number of threads.
-ablation edge floor photographs wire: export OMP_NUM_THREADS = 1
+ablation edge floor photographs wire yardstick: export OMP_NUM_THREADS = 1
 ablation: setup ## train without masters, scaling and pins, into results (5 minutes)
 	$(BIN)/python -m experiments.ablation --output results $(ARGS)
 
@@ -98,6 +98,9 @@ floor: setup ## compare float32 with itself disturbed and with each dtype, into 
 
 photographs: setup ## cross-validate the fine-tuning of EfficientNet-Lite0, into results/photographs (half an hour)
 	$(BIN)/python -m experiments.photographs --output results/photographs $(ARGS)
+
+yardstick: setup ## compare losses and gradients of each dtype with float64, into results (a few minutes)
+	$(BIN)/python -m experiments.yardstick $(ARGS)
 
 wire: setup ## add gradients of many workers in 16 bits, and simulate 1,024, into results (10 minutes)
 	$(BIN)/python -m experiments.wire $(ARGS)

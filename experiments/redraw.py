@@ -19,6 +19,7 @@ from experiments.clients.run import Records
 from experiments.floor_of_chance import page as floor
 from experiments.photographs import page as photographs
 from experiments.wire import page as wire
+from experiments.yardstick import page as yardstick
 from gluon_amp.training.command_line import Parser, status_of
 from gluon_amp.training.tables import figure, render
 from gluon_amp.training.tables.table import restored
@@ -48,6 +49,7 @@ PAGES: Sequence[Tuple[str, Callable[[pages.Values, Path], pages.Parts], Draw]] =
     ("results/photographs/*.json", lambda v, _: photographs.parts(v), photographs.draw),
     ("results/preprocessing.json", lambda v, _: preprocessing.parts(v), None),
     ("results/wire.json", lambda v, _: wire.parts(v), wire.draw),
+    ("results/yardstick.json", lambda v, _: yardstick.parts(v), yardstick.draw),
 )
 
 

@@ -7,7 +7,7 @@ as characters; the package `prepare` downloads, splits and packs images.
 from pathlib import Path
 from typing import Callable, Dict, NamedTuple, Optional
 
-from gluon_amp.training.data import digits, fashion_mnist
+from gluon_amp.training.data import digits, fashion_mnist, teacher
 from gluon_amp.training.data.digits import open_digits
 from gluon_amp.training.data.fashion_mnist import open_fashion_mnist
 from gluon_amp.training.data.folders import open_folders, open_image_folder
@@ -16,6 +16,7 @@ from gluon_amp.training.data.loader import TrainingBatches, ValidationBatches
 from gluon_amp.training.data.records import RecordFiles, open_records
 from gluon_amp.training.data.source import DataError, Source, describe_unreadable
 from gluon_amp.training.data.synthetic import open_synthetic
+from gluon_amp.training.data.teacher import open_taught
 
 __all__ = [
     "SMALL",
@@ -32,6 +33,7 @@ __all__ = [
     "open_image_folder",
     "open_records",
     "open_synthetic",
+    "open_taught",
 ]
 
 
@@ -47,4 +49,5 @@ class SmallSet(NamedTuple):
 SMALL: Dict[str, SmallSet] = {
     "digits": SmallSet(lambda _, seed, size: open_digits(seed, size=size), digits.SIZE),
     "fashion-mnist": SmallSet(open_fashion_mnist, fashion_mnist.SIZE, fashion_mnist.FOLDER),
+    "teacher": SmallSet(lambda _, seed, size: open_taught(seed, size), teacher.SIZE),
 }

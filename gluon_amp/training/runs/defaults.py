@@ -39,6 +39,18 @@ DATA_DEFAULTS: Dict[str, Dict[str, Any]] = {
         "num_workers": 0,
         "log_interval": 100,
     },
+    "teacher": {
+        # The run ends in about ten seconds on one core.
+        "model": "perceptron",
+        "batch_size": 256,
+        "num_epochs": 1,
+        "lr_per_256": 0.1,
+        "lr_mode": "cosine",
+        "warmup_epochs": 0.1,
+        "wd": 0.0,
+        "num_workers": 0,
+        "log_interval": 200,
+    },
 }
 
 # Defaults of networks: the colours that their weights were trained with, and no higher rate for the

@@ -39,6 +39,7 @@ ROWS = {
         "float16-norms-too-16 .008 float16-attention-too-16 .008",
         3,
     ),
+    "teacher": ("float32-256 .1 float16-256 .1 mixed_float16-256 .1 bfloat16-256 .1", 6),
     "imagenet": ("float32-1024 .4 float16-1024 .4 float16-2048 .8", 3),
     "digits-formats": ("float32-64 .1 tfloat32-64 .1 float8-64 .1 float8_e5m2-64 .1", 15),
     "fashion-formats": ("float32-128 .05 tfloat32-128 .05 float8-128 .05 float8_e5m2-128 .05", 8),
@@ -77,7 +78,7 @@ def test_the_imagenet_design_is_the_faqs():
         assert command in page
 
 
-@pytest.mark.parametrize("name", ["digits", "fashion", "transformer"])
+@pytest.mark.parametrize("name", ["digits", "fashion", "teacher", "transformer"])
 def test_the_deviations_are_those_of_the_committed_pilot(name):
     design, tops = DESIGNS[name], {}
     with open(ROOT / "docs" / "results" / name / "pilot.csv") as file:
