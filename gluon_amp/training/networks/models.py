@@ -1,6 +1,5 @@
 """Networks by name: our own, those of MXNet's model zoo and of GluonCV's."""
 
-import itertools
 import re
 from typing import Callable, Dict, Optional, Tuple
 
@@ -25,37 +24,22 @@ vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn
 MXNET_MODELS: Tuple[str, ...] = tuple(_MXNET_FAMILIES.split())
 
 
-class Residual(HybridBlock):
-    """Adds the input of a layer to its output, which has the same shape."""
-
-    def __init__(self, *layers: HybridBlock):
-        super().__init__()
-        with self.name_scope():
-            self.body = _chain(*layers)
-
-    def hybrid_forward(self, F, x):
-        return x + self.body(x)
-
-
-def _chain(*layers: HybridBlock) -> nn.HybridSequential:
-    net = nn.HybridSequential()
-    net.add(*layers)
-    return net
-
-
-def _convolution(channels: int, *pooling: HybridBlock) -> Tuple[HybridBlock, ...]:
-    convolution = nn.Conv2D(channels, kernel_size=3, padding=1, use_bias=False)
-    return (convolution, *pooling, nn.BatchNorm(), nn.Activation("relu"))
-
-
 def convnet(classes: int) -> HybridBlock:
     """Return a small image classifier, for small images and machines without a GPU.
 
     Pooling comes first because the layers after it are then four times cheaper, as in Page, "How to
     Train Your ResNet 8: Bag of Tricks" (2019).
     """
-    layers = (_convolution(channels, nn.MaxPool2D()) for channels in (16, 32, 64))
-    return _chain(*itertools.chain.from_iterable(layers), nn.Dense(classes))
+    net = nn.HybridSequential()
+    for count in (16, 32, 64):
+        net.add(
+            nn.Conv2D(count, kernel_size=3, padding=1, use_bias=False),
+            nn.MaxPool2D(),
+            nn.BatchNorm(),
+            nn.Activation("relu"),
+        )
+    net.add(nn.Dense(classes))
+    return net
 
 
 def mlp(classes: int) -> HybridBlock:
@@ -65,21 +49,16 @@ def mlp(classes: int) -> HybridBlock:
     return net
 
 
-def convnet_residual(classes: int) -> HybridBlock:
-    """Return twice as wide a `convnet` with a residual layer behind the second one."""
-    first, second, third = (_convolution(channels, nn.MaxPool2D()) for channels in (32, 64, 128))
-    return _chain(*first, *second, Residual(*_convolution(64)), *third, nn.Dense(classes))
-
-
 def perceptron(classes: int) -> HybridBlock:
     """Return four dense layers without norms, for inputs that are no images."""
-    return _chain(*(nn.Dense(256, activation="relu") for _ in range(3)), nn.Dense(classes))
+    net = nn.HybridSequential()
+    net.add(*(nn.Dense(256, activation="relu") for _ in range(3)), nn.Dense(classes))
+    return net
 
 
 OWN_MODELS: Dict[str, Callable[..., HybridBlock]] = {
     "convnet": convnet,
     "mlp": mlp,
-    "convnet_residual": convnet_residual,
     "perceptron": perceptron,
     NAME: EfficientNetLite0,
 }

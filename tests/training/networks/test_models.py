@@ -6,9 +6,6 @@ from gluon_amp.base.messages import UsageError
 from gluon_amp.training.networks import models
 from gluon_amp.training.networks.models import MXNET_MODELS, build, full_name
 
-import mxnet as mx
-from mxnet import nd
-from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
 
@@ -61,9 +58,3 @@ def test_mxnets_models_are_all_listed():
 def test_an_unknown_model_gets_near_matches(name, hint):
     with pytest.raises(UsageError, match=hint):
         build(name, 10)
-
-
-def test_a_residual_layer_adds_its_input():
-    layer = models.Residual(nn.Dense(3))
-    layer.initialize(mx.init.Zero())
-    assert layer(nd.array([[1, 2, 3]])).asnumpy().tolist() == [[1, 2, 3]]
