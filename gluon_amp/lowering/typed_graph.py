@@ -11,9 +11,7 @@ Edge = Tuple[int, int]  # a tensor: node and output
 DTYPES = {
     "_gluon_amp_bfloat16": "bfloat16",
     "_gluon_amp_narrow": "float16",
-    "_gluon_amp_narrow_bfloat": "bfloat16",
     "_gluon_amp_widen": "float32",
-    "_gluon_amp_widen_bfloat": "float32",
 }
 
 
