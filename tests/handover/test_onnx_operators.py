@@ -983,10 +983,21 @@ def network_of_row(row, tensors, dtype="float32"):
 
 
 CASES = [
-    pytest.param(" ".join(row.split()), tensors, id=" ".join(row.split()))
+    ([" ".join(row.split()) for row in re.split(r"\n {8}(?! )", rows.strip())], tensors)
     for tensors, rows in TABLE
-    for row in re.split(r"\n {8}(?! )", rows.strip())
 ]
+each_group = pytest.mark.parametrize("rows, tensors", CASES, ids=[rows[0] for rows, _ in CASES])
+
+
+def check_each(rows, check):
+    """Call check(row) for all rows; name those that fail, with the first lines of the reasons."""
+    failed = {}
+    for row in rows:
+        try:
+            check(row)
+        except Exception as error:
+            failed[row] = str(error).strip()[:300]
+    assert not failed
 
 
 def translated(network):
@@ -1014,9 +1025,9 @@ def assert_same_for_every_batch(network):
         assert_same(network.run(inputs), session.run(inputs))
 
 
-@pytest.mark.parametrize("row, tensors", CASES)
-def test_an_operator_computes_the_same_for_every_batch(row, tensors):
-    assert_same_for_every_batch(network_of_row(row, tensors))
+@each_group
+def test_an_operator_computes_the_same_for_every_batch(rows, tensors):
+    check_each(rows, lambda row: assert_same_for_every_batch(network_of_row(row, tensors)))
 
 
 @pytest.mark.parametrize(
@@ -1095,8 +1106,7 @@ def in_mixed_precision(network):
     return network.under(Policy("float16"))
 
 
-@pytest.mark.parametrize("row, tensors", CASES)
-def test_an_operator_of_a_mixed_graph_has_consistent_types(row, tensors):
+def assert_mixed_types_are_consistent(row, tensors):
     network = in_mixed_precision(network_of_row(row, tensors, "float16"))
     model, _ = translated(network)
     onnx.checker.check_model(onnx.load_model_from_string(model), full_check=True)
@@ -1110,6 +1120,11 @@ def test_an_operator_of_a_mixed_graph_has_consistent_types(row, tensors):
         assert a.shape == b.shape
         if a.dtype.kind == "f" and np.isfinite(b).all():
             assert np.abs(a - b).max() <= 0.02 * np.abs(a).max()
+
+
+@each_group
+def test_an_operator_of_a_mixed_graph_has_consistent_types(rows, tensors):
+    check_each(rows, lambda row: assert_mixed_types_are_consistent(row, tensors))
 
 
 @pytest.mark.parametrize(
