@@ -45,18 +45,20 @@ train: $(VENV)/.train $(VENV)/.kernels ## train in float16 (ARGS='--num-epochs 2
 	$(BIN)/python scripts/train_imagenet.py --dtype float16 --batch-size 256 $(ARGS)
 
 # Two processes with one thread each; the tests of a file share what they prepare. Without ARGS, those
-# that depend on the CPU run again as on one without AVX512_BF16 and on one without AVX512.
+# that depend on the CPU run again as on one without AVX512_BF16 and on one without AVX512, if it has them.
 test test-all: export OMP_NUM_THREADS = 1
 test test-all: PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+test: QUICK = and not slow
 test: setup ## run the tests but those marked slow (ARGS='-k name' appends options)
 	$(PYTEST) -m "not slow" $(ARGS)
-	$(if $(ARGS),,DNNL_MAX_CPU_ISA=AVX512_CORE $(PYTEST) -m "cpu_kind and not slow")
-	$(if $(ARGS),,DNNL_MAX_CPU_ISA=AVX2 $(PYTEST) -m "cpu_kind and not slow")
+	$(REPEAT)
 
 test-all: setup ## run all tests, those marked slow too (ARGS='-k name' appends options)
 	$(PYTEST) $(ARGS)
-	$(if $(ARGS),,DNNL_MAX_CPU_ISA=AVX512_CORE $(PYTEST) -m cpu_kind)
-	$(if $(ARGS),,DNNL_MAX_CPU_ISA=AVX2 $(PYTEST) -m cpu_kind)
+	$(REPEAT)
+
+REPEAT = $(if $(ARGS),,for kind in `$(BIN)/python -m tests.cpu_kinds`; do \
+	DNNL_MAX_CPU_ISA=$$kind $(PYTEST) -m "cpu_kind $(QUICK)" || exit 1; done)
 
 lint: setup ## check style, types, private names, layers and the pins of constraints.txt
 	$(BIN)/ruff check .
