@@ -161,7 +161,7 @@ def words(count: int, length: int) -> nd.NDArray:
 
 
 def _lstm() -> Tuple[gluon.HybridBlock, tuple, Sequence[Optional[int]]]:
-    net = LanguageModel(80, 32, 64, 2)
+    net = LanguageModel(80, "lstm", 32, 64, 2)
     return net, (words(80, 12), *net.begin(2, mx.cpu())), (0, 1, 1)
 
 

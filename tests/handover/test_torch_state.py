@@ -188,7 +188,7 @@ def test_columns_of_a_dense_layer_follow_the_layout_before_flatten(order):
 
 
 def test_the_language_model_of_the_recipe():
-    net = LanguageModel(11, 6, 8, 2)
+    net = LanguageModel(11, "lstm", 6, 8, 2)
     net.initialize(mx.init.Normal(0.3))
     randomized(net)
     tokens = mx.nd.array(np.random.RandomState(0).randint(0, 11, (3, 7)))
