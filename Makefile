@@ -71,7 +71,7 @@ lint: setup ## check style, types, private names, layers and the pins of constra
 weights: setup ## count the files and lines of each part, and what an import loads (ARGS=--cases)
 	$(BIN)/python -m experiments.weights $(ARGS)
 
-format: setup ## rewrite the code in house style
+format: setup ## rewrite the code in the style of this repository
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
