@@ -3,8 +3,8 @@
 On a CPU, MXNet computes the gradient of LayerNorm forty times as slowly as necessary, copies splits
 element by element, and divides each small product of a `batch_dot` among the threads
 (`kernels/src/sequences.cc`). The replacements are for tensors in float32, as the policies have
-them, LayerNorm and softmax for the last axis. A LayerNorm between casts reads and writes bfloat16
-itself. Its values are rounded where the casts round them.
+them, LayerNorm, softmax and log_softmax for the last axis. A LayerNorm between casts reads and
+writes bfloat16 itself. Its values are rounded where the casts round them.
 """
 
 from typing import Dict, Optional
