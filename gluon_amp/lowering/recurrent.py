@@ -2,14 +2,15 @@
 
 MXNet's operator computes in float32 only, and reads all parameters from one array, which Gluon's
 layers copy them to at each call. Ours multiplies in bfloat16, or in float32 in the emulation of
-float16 (`kernels/src/recurrent.cc`). It reads parameters as they are stored.
+float16 and under `fused_float32` (`kernels/src/recurrent.cc`). It reads parameters as they are
+stored.
 """
 
 from typing import List, Tuple
 
 from gluon_amp.base import bfloat16, hardware
 from gluon_amp.base.registry import canonical
-from gluon_amp.graph import CASTS, Writer
+from gluon_amp.graph import CASTS, FUSED_ATTR, Writer
 from gluon_amp.lowering import blocked
 from gluon_amp.lowering.typed_graph import Edge, TypedGraph
 from gluon_amp.policy.bfloat16_kernels import has_kernel
@@ -22,7 +23,7 @@ KEPT = ("mode", "state_size", "num_layers", "bidirectional", "state_outputs")
 
 
 def replace_layers(graph: TypedGraph) -> TypedGraph:
-    """Return a graph of the same values whose recurrent layers in low precision are ours.
+    """Return a graph of the same values whose layers in low precision, or fused, are ours.
 
     MXNet's stay where there is no library, where bfloat16 is emulated, and where an attribute asks
     for what ours does not have. If bfloat16 is native, these read and return it through casts, also
@@ -33,12 +34,12 @@ def replace_layers(graph: TypedGraph) -> TypedGraph:
     for i, node in enumerate(nodes):
         inputs = [out.remap(entry) for entry in node["inputs"]]
         dtype = graph.edges.get((i, 0)) if canonical(node["op"]) == LAYER else None
-        low = dtype == "float16" or (dtype == "bfloat16" and bfloat16.is_native())
-        ours = low and blocked.available() and has_kernel(LAYER, node["attrs"])
-        ours = ours and (dtype == "float16" or "avx512_bf16" in hardware.onednn_flags())
-        wide = low and not (ours and dtype == "bfloat16")  # whether it computes in float32
-        changed = changed or ours or (wide and dtype == "bfloat16")
-        wide = wide and (ours or dtype == "bfloat16")
+        native = dtype == "bfloat16" and bfloat16.is_native()
+        fused = dtype == "float32" and FUSED_ATTR in node["attrs"]
+        ours = dtype == "float16" or fused or (native and _multiplies_bfloat16())
+        ours = ours and blocked.available() and has_kernel(LAYER, node["attrs"])
+        wide = (ours and dtype == "float16") or (native and not ours)  # it reads float32
+        changed = changed or ours or wide
         if wide:
             inputs = [
                 out.emit("amp_cast", f"{node['name']}_input{k}", entry, dtype="float32")
@@ -54,6 +55,10 @@ def replace_layers(graph: TypedGraph) -> TypedGraph:
     return graph.written(out) if changed else graph
 
 
+def _multiplies_bfloat16() -> bool:
+    return "avx512_bf16" in hardware.onednn_flags()
+
+
 def _own(graph: TypedGraph, out: Writer, node: dict, inputs: List[list]) -> Tuple[dict, List[list]]:
     """Return our operator in place of a layer, and what it reads."""
     nodes = graph.json["nodes"]
@@ -67,6 +72,8 @@ def _own(graph: TypedGraph, out: Writer, node: dict, inputs: List[list]) -> Tupl
     attrs = {key: node["attrs"][key] for key in KEPT if key in node["attrs"]}
     attrs["num_parameters"] = str(len(stored))
     attrs["variable_weight"] = str(all(nodes[i]["op"] == "null" for i, _ in stored))
+    if FUSED_ATTR in node["attrs"]:
+        attrs["in_float32"] = "True"
     parameters = []
     for i, k in stored:
         entry = out.remap([i, k, 0])

@@ -1,4 +1,4 @@
-"""Recurrent layers in low precision, by the C++ library's operator, beside MXNet's in float32."""
+"""Recurrent layers in low precision or fused, by the C++ library's operator, beside MXNet's."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ MODES = ["rnn_relu", "rnn_tanh", "lstm", "gru"]
 # layers, directions; length, batch, inputs, states
 SIZES = [(1, 1, 1, 1, 1, 1), (1, 1, 5, 3, 7, 6), (2, 2, 4, 1, 33, 17), (3, 1, 3, 5, 4, 40)]
 # Of the largest value: bfloat16 rounds the state at each step, the reference does not.
-TOLERANCE = {"float16": 2.0**-9, "bfloat16": 2.0**-5}
+TOLERANCE = {"float16": 2.0**-9, "bfloat16": 2.0**-5, "fused_float32": 2.0**-18}
 ELEMENTS = [element for element in STORED if element in TOLERANCE]
 
 
@@ -50,8 +50,12 @@ def run(symbol, arrays, heads, grad_req="write"):
     return [x.asnumpy() for x in outputs] + [grads[name].asnumpy() for name in arrays]
 
 
+def policy_of(element):
+    return Policy.parse(f"params=float32,compute={element}" if element in ELEMENTS else element)
+
+
 def lowered(symbol, element, arrays):
-    cast = cast_pass.apply(symbol, Policy.parse(f"params=float32,compute={element}"), {})
+    cast = cast_pass.apply(symbol, policy_of(element), {})
     return lower(cast, dict.fromkeys(arrays, "float32"), "cpu")
 
 
@@ -60,13 +64,14 @@ def ops(symbol):
 
 
 def is_ours(element):
-    return element == "float16" or "avx512_bf16" in hardware.onednn_flags()
+    return element != "bfloat16" or "avx512_bf16" in hardware.onednn_flags()
 
 
 def compare(mode, sizes, element, grad_req="write", **options):
     symbol, shapes = layer(mode, sizes, **options)
     size = 2.0 ** -(1 + int(np.log2(sizes[-1]) / 2))  # larger weights make them chaotic
-    arrays = {n: size * normal(shape, element, k) for k, (n, shape) in enumerate(shapes.items())}
+    stored = element if element in ELEMENTS else "float32"
+    arrays = {n: size * normal(shape, stored, k) for k, (n, shape) in enumerate(shapes.items())}
     _, outputs, _ = symbol.infer_shape(**shapes)
     heads = [normal(shape, element, 9) for shape in outputs]
     ours = lowered(symbol, element, arrays)
@@ -78,7 +83,7 @@ def compare(mode, sizes, element, grad_req="write", **options):
 
 @pytest.mark.parametrize("sizes", SIZES)
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("element", [*ELEMENTS, "fused_float32"])
 def test_values_and_gradients(element, mode, sizes):
     compare(mode, sizes, element, state_outputs=True)
 
@@ -107,8 +112,7 @@ def test_no_sequences():
 def test_what_mxnet_computes(element, options):
     """Dropout between the layers, and projections; under bfloat16 in float32, as describe says."""
     symbol, shapes = layer("lstm", (2, 1, 3, 2, 5, 6), **options)
-    policy = Policy.parse(f"params=float32,compute={element}")
-    node = cast_pass.plan(symbol, policy, {})[1][0]
+    node = cast_pass.plan(symbol, policy_of(element), {})[1][0]
     assert node.dtype == ("float32" if element == "bfloat16" else "float16")
     assert "RNN" in ops(lowered(symbol, element, shapes))
 
@@ -124,7 +128,7 @@ def test_without_the_library_bfloat16_computes_in_float32(monkeypatch):
     np.testing.assert_allclose(out, expected, atol=2.0**-8)
 
 
-@pytest.mark.parametrize("element", ELEMENTS)
+@pytest.mark.parametrize("element", [*ELEMENTS, "fused_float32"])
 def test_a_layer_reads_its_parameters_as_they_are_stored(element):
     """Nothing flattens them; their gradients have their dtype, and repeat in a second pass."""
     net = gluon.rnn.GRU(5, 2, bidirectional=True, layout="NTC", input_size=4)

@@ -225,19 +225,19 @@ class StepProduct {
 };
 
 // Writes the gradients of a weight and its bias.
-void write_weight_gradients(int64_t rows, dnnl_data_type_t dtype, const void* data, const void* grad,
+void write_weight_gradients(int64_t rows, const Precision& p, const void* data, const void* grad,
                             const NDArray& weight, OpReqType req, const NDArray& bias, OpReqType bias_req) {
   if (req == mxnet::kNullOp && bias_req == mxnet::kNullOp) return;
   const int64_t hidden = weight.shape()[0];
-  const auto plan = plan_of(rows, weight.shape()[1], hidden, dtype, dnnl_backward_weights, true);
+  const auto plan = plan_of(rows, weight.shape()[1], hidden, p.dtype(), dnnl_backward_weights, true);
   std::vector<float> sums(hidden);
   void* packed = scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
   plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, data},
                             {DNNL_ARG_DIFF_DST, &plan->result, grad},
                             {DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed},
                             {DNNL_ARG_DIFF_BIAS, &plan->bias, sums.data()}});
-  write_gradient(sums, bias_req, dtype == dnnl_f32, bias);
-  unpack_gradient(packed, plan->weight, req, dtype == dnnl_f32, weight);
+  write_gradient(sums, bias_req, p.rounds_to_half(), bias);
+  unpack_gradient(packed, plan->weight, req, p.rounds_to_half(), weight);
 }
 
 // Calls body(sequence) for all sequences of a time step.
@@ -440,7 +440,7 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
       }
       const auto write_weights = [&](const char* operand, const char* grads_of, bool of_state) {
         const size_t w = net.place(layer, d, of_state, false), b = net.place(layer, d, of_state, true);
-        write_weight_gradients(net.rows(), product_type, operand, grads_of, gradients[w], request(w),
+        write_weight_gradients(net.rows(), p, operand, grads_of, gradients[w], request(w),
                                gradients[b], request(b));
       };
       write_weights(read, of_inputs, false);
