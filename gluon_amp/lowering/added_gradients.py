@@ -40,7 +40,7 @@ ADDING = frozenset(
 ).union(
     (BFLOAT16, emulation.NARROW, emulation.ROUND, emulation.ROUND_RELU, emulation.WIDEN),
     (sequences.BATCH_DOT, sequences.LAYER_NORM, sequences.SPLIT),
-    (sequences.SOFTMAX, sequences.LOG_SOFTMAX),
+    (sequences.SOFTMAX, sequences.LOG_SOFTMAX, sequences.PICKED, sequences.GELU),
     (blocked.CONVOLUTION, blocked.DENSE, blocked.DEPTHWISE, blocked.NORM, blocked.RECURRENT),
 )
 

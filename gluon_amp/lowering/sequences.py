@@ -3,20 +3,24 @@
 On a CPU, MXNet computes the gradient of LayerNorm forty times as slowly as necessary, copies splits
 element by element, and divides each small product of a `batch_dot` among the threads
 (`kernels/src/sequences.cc`). The replacements are for tensors in float32, as the policies have
-them, LayerNorm, softmax and log_softmax for the last axis. A LayerNorm between casts reads and
-writes bfloat16 itself. Its values are rounded where the casts round them.
+them, LayerNorm, softmax and log_softmax for the last axis. LayerNorm and GELU between casts read
+and write bfloat16 themselves. Their values are rounded where the casts round them. A log_softmax of
+which the loss picks one class is not written.
 """
 
-from typing import Dict, Optional
+from typing import Dict, List, Optional
 
 from gluon_amp.base.registry import canonical
 from gluon_amp.graph import CASTS, Writer, readers_of
 from gluon_amp.lowering import blocked
 from gluon_amp.lowering.typed_graph import TypedGraph
 
-BATCH_DOT, LAYER_NORM = "_gluon_amp_batch_dot", "_gluon_amp_layer_norm"
+BATCH_DOT, SPLIT = "_gluon_amp_batch_dot", "_gluon_amp_split"
+LAYER_NORM, GELU = "_gluon_amp_layer_norm", "_gluon_amp_gelu"
 SOFTMAX, LOG_SOFTMAX = "_gluon_amp_softmax", "_gluon_amp_log_softmax"
-SPLIT = "_gluon_amp_split"
+PICKED = "_gluon_amp_picked_log_softmax"
+
+READ_BFLOAT16 = (LAYER_NORM, GELU)
 
 Attributes = Dict[str, str]
 
@@ -38,11 +42,11 @@ def use_row_kernels(graph: TypedGraph) -> TypedGraph:
         return {before, after} == {"bfloat16", "float32"} and edges.get((i, 0)) == after
 
     for i, node in enumerate(old):
-        replacement = _replacement(node)
-        if replacement is None or any(edges[tuple(e[:2])] != "float32" for e in node["inputs"]):
+        replacement = _picked(old, readers, node) or _replacement(node) or node
+        if any(edges[tuple(e[:2])] != "float32" for e in replacement["inputs"]):
             replacement = node
-        inputs, number = node["inputs"], len(out.nodes)
-        if replacement["op"] == LAYER_NORM:
+        inputs, number = replacement["inputs"], len(out.nodes)
+        if replacement["op"] in READ_BFLOAT16:
             if is_cast(inputs[0][0], "float32"):
                 inputs = [old[inputs[0][0]]["inputs"][0], *inputs[1:]]
             narrows = [reader for reader, _ in readers.get(i, [])]
@@ -50,7 +54,7 @@ def use_row_kernels(graph: TypedGraph) -> TypedGraph:
             replacement["attrs"]["dtype"] = results[number, 0] = "bfloat16" if low else "float32"
             if low:
                 out.replaced[narrows[0], 0] = [number, 0, 0]
-        elif (i, 0) in out.replaced:  # a cast of what a LayerNorm writes itself
+        elif (i, 0) in out.replaced:  # a cast of what it writes itself
             out.numbers.append(out.replaced[i, 0][0])
             continue
         elif replacement is not node:
@@ -70,8 +74,27 @@ def _replacement(node: dict) -> Optional[dict]:
     return None if attrs is None else {**node, "op": op, "attrs": attrs}
 
 
+def _picked(nodes: List[dict], readers: Dict[int, List[tuple]], node: dict) -> Optional[dict]:
+    """Return the operator of a pick and the log_softmax that it alone reads, if a node is one."""
+    if canonical(node["op"]) != "pick":
+        return None
+    (i, *_), label = node["inputs"]
+    source, attrs = nodes[i], node["attrs"]
+    if canonical(source["op"]) != "log_softmax" or _softmax(source["attrs"]) is None:
+        return None
+    clips_last = attrs.get("axis", "-1") == "-1" and attrs.get("mode", "clip") == "clip"
+    if len(readers[i]) > 1 or not clips_last:
+        return None
+    attrs = {"keepdims": attrs.get("keepdims", "False")}
+    return {**node, "op": PICKED, "inputs": [source["inputs"][0], label], "attrs": attrs}
+
+
 def _batch_dot(attrs: Attributes) -> Attributes:
     return {name: attrs.get(name, "False") for name in ("transpose_a", "transpose_b")}
+
+
+def _gelu(attrs: Attributes) -> Optional[Attributes]:
+    return {} if attrs.get("act_type") == "gelu" else None
 
 
 def _layer_norm(attrs: Attributes) -> Optional[Attributes]:
@@ -101,6 +124,7 @@ def _split_v2(attrs: Attributes) -> Optional[Attributes]:
 REPLACEMENTS: Dict[str, tuple] = {
     "batch_dot": (BATCH_DOT, _batch_dot),
     "LayerNorm": (LAYER_NORM, _layer_norm),
+    "LeakyReLU": (GELU, _gelu),
     "SliceChannel": (SPLIT, _split),
     "_split_v2": (SPLIT, _split_v2),
     "softmax": (SOFTMAX, _softmax),

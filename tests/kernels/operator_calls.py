@@ -76,6 +76,8 @@ CALLS = {
     "_gluon_amp_layer_norm": ({"eps": "1e-05"}, [(4, 20)], [(20,)] * 2),
     "_gluon_amp_softmax": ({}, [], [(4, 20)]),
     "_gluon_amp_log_softmax": ({}, [], [(4, 20)]),
+    "_gluon_amp_gelu": ({}, [(4, 20)], []),
+    "_gluon_amp_picked_log_softmax": ({}, [], [(4, 20), (4,)]),
     "_gluon_amp_split": ({"axis": "-1", "num_outputs": "2"}, [(7, 20)], []),
     "_gluon_amp_round": ({}, [], [(2, 3)]),
     "_gluon_amp_round_relu": (FORMAT, [], [(2, 3)]),

@@ -1,4 +1,6 @@
-"""LayerNorm, softmax, log_softmax, splits and batch_dot of the C++ library equal MXNet's."""
+"""LayerNorm, GELU, softmax, losses, splits and batch_dot of the C++ library equal MXNet's."""
+
+import math
 
 import numpy as np
 import pytest
@@ -104,6 +106,54 @@ def test_softmax_of_what_is_not_finite(instruction_set, op, last):
     np.testing.assert_allclose(result[3], last, rtol=1e-6)
 
 
+@pytest.mark.parametrize("requests", ["write", "add"])
+@pytest.mark.parametrize("shape", [(3, 1), (300, 260)])
+def test_gelu(instruction_set, shape, requests):
+    x, head = arrays_of(shape, ["x"])["x"], normal(shape, "float16", seed=9)
+    found = compute(operator("_gluon_amp_gelu", ["x"], "float32"), {"x": x}, head, requests)
+    wide = x.astype(np.float64)
+    below = 0.5 + 0.5 * np.vectorize(math.erf)(wide / math.sqrt(2))
+    slope = below + wide * np.exp(-(wide**2) / 2) / math.sqrt(2 * math.pi)
+    np.testing.assert_allclose(found["result"], wide * below, rtol=1e-6, atol=1e-6)
+    expected = head * slope + (requests == "add")
+    np.testing.assert_allclose(found["x"], expected, rtol=1e-6, atol=4e-6)
+
+
+def test_gelu_of_what_is_large_or_not_finite(instruction_set):
+    x = np.array([np.nan, np.inf, 3e38, -3e38, 40, -40, 0] * 3, np.float32)
+    found = compute(operator("_gluon_amp_gelu", ["x"], "float32"), {"x": x}, np.ones_like(x))
+    expected = [np.nan, np.inf, np.float32(3e38), 0, 40, 0, 0]
+    np.testing.assert_array_equal(found["result"], expected * 3)
+    np.testing.assert_array_equal(found["x"][2:7], [1, 0, 1, 0, 0.5])
+
+
+@pytest.mark.parametrize("element", LOW)
+def test_gelu_of_bfloat16(instruction_set, element):
+    """It rounds the result and the gradient of the data, and nothing else."""
+    x, head = (normal((70, 33), element, seed) for seed in (0, 9))
+    ours = compute(operator("_gluon_amp_gelu", ["x"], element, dtype="bfloat16"), {"x": x}, head)
+    wide = compute(operator("_gluon_amp_gelu", ["x"], "float32"), {"x": x}, head)
+    for name, value in wide.items():
+        np.testing.assert_array_equal(ours[name], rounded(value, element), name)
+
+
+@pytest.mark.parametrize("requests", ["write", "add"])
+@pytest.mark.parametrize("shape", [(18,), *SHAPES])
+@pytest.mark.parametrize("keepdims", [False, True])
+def test_the_loss_of_a_class(instruction_set, keepdims, shape, requests):
+    """Labels beyond the classes are those of the first and the last class, as pick has it."""
+    x, rows = arrays_of(shape, ["x"])["x"], shape[:-1] or (1,)
+    labels = np.resize([0.0, shape[-1] - 1, -2, shape[-1] + 7, 1], rows).astype(np.float32)
+    head = normal((*shape[:-1], 1) if keepdims else rows, "float16", seed=9)
+    ours = operator("_gluon_amp_picked_log_softmax", ["x", "l"], "float32", keepdims=keepdims)
+    logs = operator("_gluon_amp_log_softmax", ["x"], "float32")
+    two = mx.sym.pick(logs, mx.sym.var("l"), keepdims=keepdims)
+    arrays = {"x": x, "l": labels}
+    found, expected = (compute(one, arrays, head, requests) for one in (ours, two))
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, name)
+
+
 @pytest.mark.parametrize("element", ["float32", *LOW])
 @pytest.mark.parametrize(
     "shape, axis, count", [((2, 3, 6), -1, 3), ((4, 5), 0, 2), ((64, 960), 1, 5)]
@@ -164,5 +214,7 @@ def test_no_elements(shape):
         x = {"x": arrays["x"]}
         softmax = operator("_gluon_amp_softmax", ["x"], "float32")
         assert compute(softmax, x, np.zeros(shape, np.float32))["result"].shape == shape
+        gelu = operator("_gluon_amp_gelu", ["x"], "float32")
+        assert compute(gelu, x, np.zeros(shape, np.float32))["x"].shape == shape
         split = operator("_gluon_amp_split", ["x"], "float32", axis=0, num_outputs=1)
         assert compute(split, x, np.zeros(shape, np.float32))["x"].shape == shape

@@ -288,7 +288,7 @@ def test_each_operator_that_adds_is_tried():
     others = {BFLOAT16, NARROW, ROUND, ROUND_RELU, WIDEN, "Embedding"}
     others |= {blocked.CONVOLUTION, blocked.DENSE, blocked.DEPTHWISE, blocked.NORM}
     others |= {sequences.BATCH_DOT, sequences.LAYER_NORM, sequences.SOFTMAX, sequences.SPLIT}
-    others.add(sequences.LOG_SOFTMAX)
+    others |= {sequences.LOG_SOFTMAX, sequences.PICKED, sequences.GELU}
     others.add(blocked.RECURRENT)
     assert ADDING - tried == others
 

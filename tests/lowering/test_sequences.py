@@ -6,7 +6,15 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.graph import to_json
 from gluon_amp.lowering import sequences
-from gluon_amp.lowering.sequences import BATCH_DOT, LAYER_NORM, LOG_SOFTMAX, SOFTMAX, SPLIT
+from gluon_amp.lowering.sequences import (
+    BATCH_DOT,
+    GELU,
+    LAYER_NORM,
+    LOG_SOFTMAX,
+    PICKED,
+    SOFTMAX,
+    SPLIT,
+)
 from tests.lowering import on_symbols
 from tests.marks import needs_library
 
@@ -85,7 +93,8 @@ def cast(x, dtype):
     return mx.sym.amp_cast(x, dtype=low if dtype == "bfloat16" else dtype)
 
 
-X = mx.sym.var("x")
+X, LABEL = mx.sym.var("x"), mx.sym.var("label")
+LOGS = mx.sym.log_softmax(X)
 
 
 @pytest.mark.parametrize(
@@ -97,6 +106,13 @@ X = mx.sym.var("x")
         (mx.sym.batch_dot(X, X, transpose_b=True), [BATCH_DOT]),
         (mx.sym.softmax(X), [SOFTMAX]),
         (mx.sym.log_softmax(X), [LOG_SOFTMAX]),
+        (mx.sym.LeakyReLU(X, act_type="gelu"), [GELU]),
+        (mx.sym.LeakyReLU(X, act_type="elu"), ["LeakyReLU"]),
+        (mx.sym.pick(LOGS, LABEL), [PICKED]),
+        (mx.sym.pick(LOGS, LABEL, axis=1), [LOG_SOFTMAX, "pick"]),
+        (mx.sym.pick(LOGS, LABEL, mode="wrap"), [LOG_SOFTMAX, "pick"]),
+        (mx.sym.pick(LOGS, mx.sym.var("n")), [LOG_SOFTMAX, "pick"]),
+        (mx.sym.pick(LOGS, LABEL) + mx.sym.mean(LOGS), [LOG_SOFTMAX, "pick", "mean", "elemwise_add"]),
         (mx.sym.softmax(X, axis=1), ["softmax"]),
         (mx.sym.softmax(X, temperature=2.0), ["softmax"]),
         (mx.sym.softmax(X, length=mx.sym.var("n"), use_length=True), ["softmax"]),
@@ -108,7 +124,7 @@ X = mx.sym.var("x")
     ],
 )
 def test_what_is_replaced(symbol, expected):
-    result = use_row_kernels(symbol, {"x": "float32"})
+    result = use_row_kernels(symbol, {"x": "float32", "n": "int32"})
     assert ops(result) == expected
     assert (result is symbol) == (not expected[0].startswith("_gluon_amp"))
     assert result.list_outputs() == symbol.list_outputs()

@@ -34,13 +34,14 @@ using nnvm::ObjectPtr;
 
 struct NotReadable;
 
-// FComputeEx, FInplaceOption, FInplaceIdentity, FNumVisibleOutputs, FMutateInputs, FResourceRequest and
-// FGradient, as in MXNet
+// FComputeEx, FInplaceOption, FInplaceIdentity, FNumVisibleOutputs, FListOutputNames, FMutateInputs,
+// FResourceRequest and FGradient, as in MXNet
 using Compute = std::function<void(const NodeAttrs&, const mxnet::OpContext&, const Arrays&,
                                    const Requests&, const Arrays&)>;
 using InplaceOption = std::function<std::vector<std::pair<int, int>>(const NodeAttrs&)>;
 using InplaceIdentity = std::function<std::vector<bool>(const NodeAttrs&)>;
 using Count = std::function<uint32_t(const NodeAttrs&)>;
+using Names = std::function<std::vector<std::string>(const NodeAttrs&)>;
 using MutateInputs = std::function<std::vector<uint32_t>(const NodeAttrs&)>;
 using Resources = std::function<std::vector<mxnet::ResourceRequest>(const NodeAttrs&)>;
 using Gradient = std::function<Entries(const ObjectPtr&, const Entries&)>;
@@ -64,6 +65,9 @@ GLUON_AMP_SET_ATTR(InplaceIdentity,
                    "_ZN4nnvm2Op8set_attrISt8functionIFSt6vectorIbSaIbEERKNS_9NodeAttrsEEEEERS0_"
                    "RKSsRKT_i");
 GLUON_AMP_SET_ATTR(Count, "_ZN4nnvm2Op8set_attrISt8functionIFjRKNS_9NodeAttrsEEEEERS0_RKSsRKT_i");
+GLUON_AMP_SET_ATTR(Names,
+                   "_ZN4nnvm2Op8set_attrISt8functionIFSt6vectorISsSaISsEERKNS_9NodeAttrsEEEEERS0_"
+                   "RKSsRKT_i");
 GLUON_AMP_SET_ATTR(MutateInputs,
                    "_ZN4nnvm2Op8set_attrISt8functionIFSt6vectorIjSaIjEERKNS_9NodeAttrsEEEEERS0_"
                    "RKSsRKT_i");

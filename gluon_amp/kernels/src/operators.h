@@ -69,6 +69,12 @@ inline nnvm::Op* add_op(const std::string& name, const Compute& compute, const I
   return op;
 }
 
+// Names the outputs, of which the first are visible, as MXNet's operator of the same values does.
+inline void set_outputs(nnvm::Op* op, const Names& names, const Count& visible) {
+  set_attr(op, "FListOutputNames", names, kPriority);
+  set_attr(op, "FNumVisibleOutputs", visible, kPriority);
+}
+
 // Lets MXNet write the first output to the memory of the first input.
 inline void may_work_in_place(nnvm::Op* op) {
   const auto first = [](const NodeAttrs&) { return std::vector<std::pair<int, int>>{{0, 0}}; };

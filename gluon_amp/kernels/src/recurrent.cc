@@ -529,7 +529,14 @@ void register_recurrent() {
   op->get_num_inputs = recurrent::count_inputs;
   op->get_num_outputs = [](const NodeAttrs& attrs) -> uint32_t { return Net(attrs).visible() + 1; };
   const auto visible = [](const NodeAttrs& attrs) -> uint32_t { return Net(attrs).visible(); };
-  set_attr(op, "FNumVisibleOutputs", Count(visible), kPriority);
+  const auto names = [](const NodeAttrs& attrs) {
+    const Net net(attrs);
+    std::vector<std::string> all{"output", "state_output", "statecell_output"};
+    all.resize(net.visible());
+    all.emplace_back("reserve");
+    return all;
+  };
+  set_outputs(op, names, visible);
   const auto read = [](const ObjectPtr& node, const Entries& grads) {
     const Net net(node->attrs);
     const Entries& inputs = inputs_of(node);

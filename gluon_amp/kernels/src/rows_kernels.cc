@@ -114,13 +114,27 @@ void softmax_grad(const float* grad, const float* result, float* out, RowsShape 
   }
 }
 
+// An element of a row's log_softmax is (x - largest) - log_sum.
+struct LogSums {
+  float largest, log_sum;
+
+  template <typename V>
+  V of(V x) const {
+    return x - V::all(largest) - V::all(log_sum);
+  }
+};
+
+LogSums log_sums_of(const float* x, int64_t n) {
+  const float largest = largest_of(x, n);
+  const auto power = [=](auto v, int64_t i) { return exp(v.load(x + i) - v.all(largest)); };
+  return {largest, std::log(sum_of(n, power))};
+}
+
 void log_softmax(const float* x, float* out, RowsShape shape) {
   const int64_t n = shape.columns;
   for (int64_t row = 0; row < shape.rows; ++row, x += n, out += n) {
-    const float largest = largest_of(x, n);
-    const auto below = [=](auto v, int64_t i) { return v.load(x + i) - v.all(largest); };
-    const float log_sum = std::log(sum_of(n, [=](auto v, int64_t i) { return exp(below(v, i)); }));
-    each(0, n, [=](auto v, int64_t i) { (below(v, i) - v.all(log_sum)).store(out + i); });
+    const LogSums sums = log_sums_of(x, n);
+    each(0, n, [=](auto v, int64_t i) { sums.of(v.load(x + i)).store(out + i); });
   }
 }
 
@@ -134,13 +148,75 @@ void log_softmax_grad(const float* grad, const float* result, float* out, RowsSh
   }
 }
 
+float picked_log_softmax(const float* x, int64_t picked, float* sums, int64_t n) {
+  const LogSums found = log_sums_of(x, n);
+  sums[0] = found.largest;
+  sums[1] = found.log_sum;
+  return found.of(One{x[picked]}).x;
+}
+
+void picked_log_softmax_grad(float grad, const float* x, int64_t picked, const float* sums, float* x_grad,
+                             int64_t n) {
+  const LogSums found{sums[0], sums[1]};
+  each(0, n, [=](auto v, int64_t i) {
+    (v.all(0) - exp(found.of(v.load(x + i))) * v.all(grad)).store(x_grad + i);
+  });
+  x_grad[picked] += grad;
+}
+
+// The normal distribution function and its density. The error is below 1e-7: formula 7.1.26 of Abramowitz and
+// Stegun, Handbook of Mathematical Functions (1964), which oneDNN uses, too.
+template <typename V>
+struct Normal {
+  V probability, density;
+
+  explicit Normal(V x) {
+    const V zero = V::all(0), one = V::all(1), size = if_less(x, zero, zero - x, x);
+    const V power = exp(x * x * V::all(-0.5f)), t = one / fused(size, V::all(0.3275911f * 0.70710678f), one);
+    constexpr float coefficients[] = {-1.453152027f, 1.421413741f, -0.284496736f, 0.254829592f};
+    V sum = V::all(1.061405429f);
+    for (const float coefficient : coefficients) sum = fused(sum, t, V::all(coefficient));
+    const V tail = sum * t * power * V::all(0.5f);
+    probability = if_less(x, zero, tail, one - tail);
+    density = power * V::all(0.39894228f);
+  }
+};
+
+template <typename In, typename Out>
+void gelu(const void* x_values, void* out_values, int64_t n) {
+  const In* x = static_cast<const In*>(x_values);
+  Out* out = static_cast<Out*>(out_values);
+  each(0, n, [=](auto v, int64_t i) {
+    const auto value = v.load(x + i);
+    (value * Normal<decltype(v)>(value).probability).store(out + i);
+  });
+}
+
+template <typename In, typename Out>
+void gelu_grad(const void* grad_values, const void* x_values, void* x_grad_values, int64_t n) {
+  const Out* grad = static_cast<const Out*>(grad_values);
+  const In* x = static_cast<const In*>(x_values);
+  In* x_grad = static_cast<In*>(x_grad_values);
+  each(0, n, [=](auto v, int64_t i) {
+    const auto value = v.load(x + i);
+    const Normal<decltype(v)> normal(value);
+    (v.load(grad + i) * fused(value, normal.density, normal.probability)).store(x_grad + i);
+  });
+}
+
+template <typename In, typename Out>
+constexpr GeluKernels kGelu{gelu<In, Out>, gelu_grad<In, Out>};
+
 template <typename In, typename Out>
 constexpr LayerNormKernels kLayerNorm{layer_norm<In, Out>, layer_norm_grad<In, Out>};
 
 const RowsKernels rows_table = {{{kLayerNorm<float, float>, kLayerNorm<float, Bfloat>},
                                  {kLayerNorm<Bfloat, float>, kLayerNorm<Bfloat, Bfloat>}},
+                                {{kGelu<float, float>, kGelu<float, Bfloat>},
+                                 {kGelu<Bfloat, float>, kGelu<Bfloat, Bfloat>}},
                                 {softmax, softmax_grad},
-                                {log_softmax, log_softmax_grad}};
+                                {log_softmax, log_softmax_grad},
+                                {picked_log_softmax, picked_log_softmax_grad}};
 
 }  // namespace
 

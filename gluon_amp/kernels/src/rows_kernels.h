@@ -1,4 +1,4 @@
-// Loops over the rows of a matrix, for three instruction sets. Each function is serial.
+// Loops over the rows of a matrix, and GELU, for three instruction sets. Each function is serial.
 #pragma once
 
 #include <cstdint>
@@ -25,9 +25,24 @@ struct SoftmaxKernels {
   void (*backward)(const float* grad, const float* result, float* out, RowsShape);
 };
 
+// Of one row: an element of log_softmax, and its gradient. `sums` are what forward found: the largest element,
+// and the logarithm of the sum of exponentials.
+struct PickedKernels {
+  float (*forward)(const float* x, int64_t picked, float* sums, int64_t n);
+  void (*backward)(float grad, const float* x, int64_t picked, const float* sums, float* x_grad, int64_t n);
+};
+
+// x times the normal distribution function of x. A result may be the memory of the first array.
+struct GeluKernels {
+  void (*forward)(const void* x, void* out, int64_t n);
+  void (*backward)(const void* grad, const void* x, void* x_grad, int64_t n);
+};
+
 struct RowsKernels {
   LayerNormKernels layer_norm[2][2];  // whether x, and whether the result is Bfloat
+  GeluKernels gelu[2][2];             // likewise
   SoftmaxKernels softmax, log_softmax;
+  PickedKernels picked_log_softmax;
 };
 
 }  // namespace gluon_amp

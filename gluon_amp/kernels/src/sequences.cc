@@ -1,5 +1,5 @@
-// What sequence models use most beside dense layers: LayerNorm, softmax and log_softmax over the last axis,
-// splits, and batch_dot in float32.
+// What sequence models use most beside dense layers: LayerNorm, GELU, softmax and log_softmax over the last
+// axis, the loss of a class, splits, and batch_dot in float32.
 //
 // MXNet computes the gradients of LayerNorm with several passes over temporary arrays, copies splits element
 // by element, and divides each of a batch's small products among the threads.
@@ -139,17 +139,55 @@ bool infer_layer_norm_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxne
   return unify(attrs, {&in[0], &out[0]}) && known;
 }
 
-// The result has the dtype of the attribute.
-bool infer_layer_norm_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  expect_inputs(attrs, 3, in.size());
+// The result has the dtype of the attribute. What follows the data is float32.
+template <int inputs>
+bool infer_narrowing_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
+  expect_inputs(attrs, inputs, in.size());
   const bool low = text_of(attrs, "dtype") == "bfloat16";
-  Ints none, data{in[0]}, result{low ? mshadow::kBfloat16 : mshadow::kFloat32}, parameters{in[1], in[2]};
+  Ints none, data{in[0]}, result{low ? mshadow::kBfloat16 : mshadow::kFloat32};
+  Ints parameters(in.begin() + 1, in.end());
   infer_cast<mshadow::kFloat32, mshadow::kFloat32>(attrs, parameters, none);
   CHECK(out.at(0) == -1 || out[0] == result[0]) << attrs.op->name << ": the result has another dtype";
   if (!infer_one_dtype(attrs, data, none)) return false;
-  in = {data[0], parameters[0], parameters[1]};
+  data.insert(data.end(), parameters.begin(), parameters.end());
+  in = data;
   out = result;
   return true;
+}
+
+// ------------------------------------------------------------------------------------------ gelu
+
+// Computes a result of equal shape in pieces: piece(first element, their number, result).
+template <typename Piece>
+void in_pieces(const NDArray& output, OpReqType req, Piece piece) {
+  if (req == mxnet::kNullOp) return;
+  Output result(output, req);
+  char* values = result.data();
+  in_parallel(output.shape().Size(), [&](int64_t first, int64_t count) {
+    piece(first, count, values + first * size_of_value(output));
+  });
+  result.finish();
+}
+
+void gelu(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+          const Arrays& outputs) {
+  const NDArray data = plain_copy(inputs[0]);
+  const char* x = values_of<char>(data);
+  const auto forward = kernels().rows->gelu[is_low(data)][is_low(outputs[0])].forward;
+  in_pieces(outputs[0], req[0], [&](int64_t first, int64_t count, char* out) {
+    forward(x + first * size_of_value(data), out, count);
+  });
+}
+
+// inputs: the gradient of the result, and the data
+void gelu_grad(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+               const Arrays& outputs) {
+  const NDArray grad = plain_copy(inputs[0]), data = plain_copy(inputs[1]);
+  const char *g = values_of<char>(grad), *x = values_of<char>(data);
+  const auto backward = kernels().rows->gelu[is_low(data)][is_low(grad)].backward;
+  in_pieces(outputs[0], req[0], [&](int64_t first, int64_t count, char* out) {
+    backward(g + first * size_of_value(grad), x + first * size_of_value(data), out, count);
+  });
 }
 
 // --------------------------------------------------------------------------------------- softmax
@@ -193,6 +231,67 @@ void register_softmax(const std::string& name) {
   add_with_gradient<mshadow::kFloat32, mshadow::kFloat32>(name, softmax<which>, softmax_grad<which>,
                                                           with_result)
       ->num_inputs = 2;
+}
+
+// ---------------------------------------------------------------------------- loss of a class
+
+// The log_softmax of the elements that labels pick, as MXNet's pick with mode "clip" does. A hidden result has
+// two sums for each row (rows_kernels.h).
+
+// The number of a class, read from a label
+int64_t picked_of(const float* label, int64_t columns) {
+  const float last = static_cast<float>(columns - 1);
+  return *label > 0 ? std::min(columns - 1, static_cast<int64_t>(std::min(*label, last))) : 0;
+}
+
+void picked_log_softmax(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+                        const Arrays& outputs) {
+  if (req[0] == mxnet::kNullOp || outputs[0].shape().Size() == 0) return;
+  const NDArray data = plain_copy(inputs[0]), label = plain_copy(inputs[1]);
+  const float *x = values_of<float>(data), *labels = values_of<float>(label);
+  float* sums = result_of<float>(outputs[1]);
+  Output result(outputs[0], req[0]);
+  float* out = reinterpret_cast<float*>(result.data());
+  in_row_blocks(rows_of(data.shape()), 1, [&](int64_t i, const RowsShape& shape) {
+    const int64_t n = shape.columns;
+    out[i] = kernels().rows->picked_log_softmax.forward(x + i * n, picked_of(labels + i, n), sums + 2 * i, n);
+  });
+  result.finish();
+}
+
+// inputs: the gradient of the result, data, labels and the sums; outputs: the gradients of data and labels
+void picked_log_softmax_grad(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+                             const Arrays& outputs) {
+  write_gradient(std::vector<float>(outputs[1].shape().Size()), req[1], false, outputs[1]);
+  if (req[0] == mxnet::kNullOp || outputs[0].shape().Size() == 0) return;
+  Arrays plain;
+  for (const auto& input : inputs) plain.push_back(plain_copy(input));
+  const float *grad = values_of<float>(plain[0]), *x = values_of<float>(plain[1]);
+  const float *labels = values_of<float>(plain[2]), *sums = values_of<float>(plain[3]);
+  Output result(outputs[0], req[0]);
+  float* out = reinterpret_cast<float*>(result.data());
+  in_row_blocks(rows_of(outputs[0].shape()), 1, [&](int64_t i, const RowsShape& shape) {
+    const int64_t n = shape.columns;
+    kernels().rows->picked_log_softmax.backward(grad[i], x + i * n, picked_of(labels + i, n), sums + 2 * i,
+                                                out + i * n, n);
+  });
+  result.finish();
+}
+
+bool infer_picked_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  expect_inputs(attrs, 2, in.size());
+  const mxnet::TShape& data = in[0];
+  if (!mxnet::ndim_is_known(data)) return false;
+  const int last = data.ndim() - 1;
+  CHECK_GE(last, 0) << attrs.op->name << ": the data has no dimension";
+  CHECK_NE(data[last], 0) << attrs.op->name << ": the data has no columns";
+  mxnet::TShape kept = data, dropped(std::max(last, 1), 1), sums = data;
+  kept[last] = 1;
+  sums[last] = 2;
+  std::copy(data.begin(), data.end() - 1, dropped.begin());  // of one row, there is one element
+  const bool known = unify(attrs, {&out.at(0), flag_of(attrs, "keepdims") ? &kept : &dropped});
+  if (mxnet::ndim_is_known(in[1])) unify(attrs, {&in[1], in[1].ndim() == data.ndim() ? &kept : &dropped});
+  return unify(attrs, {&out.at(1), &sums}) && known && mxnet::shape_is_known(in[1]);
 }
 
 // ----------------------------------------------------------------------------------------- split
@@ -373,11 +472,23 @@ void register_sequences() {
     return Entries{grads[0], inputs_of(node)[0], inputs_of(node)[1]};
   };
   nnvm::Op* op = add_op("_gluon_amp_layer_norm", sequences::layer_norm, sequences::infer_layer_norm_shape,
-                        sequences::infer_layer_norm_type);
+                        sequences::infer_narrowing_type<3>);
   op->num_inputs = 3;
   may_work_in_place(op);
   nnvm::Op* grad = add_gradient(op, sequences::layer_norm_grad, with_inputs);
   grad->num_inputs = grad->num_outputs = 3;
+  may_work_in_place(grad);
+
+  const auto infer_shape = [](const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+    expect_inputs(attrs, 1, in.size());
+    return unify(attrs, {&in[0], &out.at(0)});
+  };
+  op = add_op("_gluon_amp_gelu", sequences::gelu, infer_shape, sequences::infer_narrowing_type<1>);
+  op->num_inputs = 1;
+  grad = add_gradient(op, sequences::gelu_grad, [](const ObjectPtr& node, const Entries& grads) {
+    return Entries{grads[0], inputs_of(node).at(0)};
+  });
+  grad->num_inputs = 2;
   may_work_in_place(grad);
 
   constexpr int kFloat = mshadow::kFloat32;
@@ -390,6 +501,18 @@ void register_sequences() {
 
   sequences::register_softmax<&RowsKernels::softmax>("_gluon_amp_softmax");
   sequences::register_softmax<&RowsKernels::log_softmax>("_gluon_amp_log_softmax");
+
+  op = add_op("_gluon_amp_picked_log_softmax", sequences::picked_log_softmax, sequences::infer_picked_shape,
+              infer_cast<kFloat, kFloat>);
+  op->num_inputs = op->num_outputs = 2;
+  set_outputs(op, [](const NodeAttrs&) { return std::vector<std::string>{"output", "sums"}; },
+              [](const NodeAttrs&) { return 1u; });
+  grad = add_gradient(op, sequences::picked_log_softmax_grad, [](const ObjectPtr& node, const Entries& grads) {
+    CHECK_EQ(inputs_of(node).size(), 2) << node->op()->name << " expects 2 arrays";
+    return Entries{grads[0], inputs_of(node)[0], inputs_of(node)[1], {node, 1, 0}};
+  });
+  grad->num_inputs = 4;
+  grad->num_outputs = 2;
 
   op = add_op("_gluon_amp_split", sequences::split_parts, sequences::infer_split_shape, infer_one_dtype);
   op->num_inputs = 1;
