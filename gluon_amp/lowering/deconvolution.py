@@ -1,8 +1,8 @@
 """Deconvolutions by MXNet's own kernels, on a CPU.
 
-In emulated float16 they are for those that the blocked layout does not take: 1-D and 3-D ones,
-those with a target shape, and all where there is no C++ library. In float32 and bfloat16 they are
-for those whose weight is not an array of the user.
+They are for those that the blocked layout does not take: in emulated float16 1-D and 3-D ones,
+those with a target shape, and all where there is no C++ library; in bfloat16 the latter, and those
+in a loop or branch; in float32 those whose weight is not an array of the user.
 
 oneDNN's gradient of a deconvolution fails ("could not execute a primitive", or a crash) unless the
 gradient of the weight is written to an array of the user. The gradient of a rounded weight is not,
@@ -24,7 +24,7 @@ from typing import Callable, Dict, List, Tuple
 from gluon_amp.graph import Writer, tuple_of
 from gluon_amp.lowering.typed_graph import TypedGraph
 
-ONEDNN_DTYPES = ("float32", "bfloat16")
+BY_ONEDNN = ("float32", "bfloat16")
 
 # Attributes with one value per dimension, and their defaults
 SPATIAL = {"stride": 1, "dilate": 1, "pad": 0, "adj": 0}
@@ -41,18 +41,22 @@ def avoid_onednn(graph: TypedGraph, is_body: bool = False) -> TypedGraph:
     for i, node in enumerate(nodes):
         inputs = [out.remap(entry) for entry in node["inputs"]]
         name, dtype = node["name"], graph.edges.get((i, 0))
-        if node["op"] == "Deconvolution" and dtype in ONEDNN_DTYPES:
+        if node["op"] == "Deconvolution" and dtype in BY_ONEDNN:
             weight = node["inputs"][1][0]
             fails = is_body or nodes[weight]["op"] != "null" or readers[weight] > 1
+            fails = fails or dtype == "bfloat16"
         else:
             fails = False
         if fails:
-            wide = [
-                out.emit("Cast", f"{name}_input{k}_float64", entry, dtype="float64")
-                for k, entry in enumerate(inputs)
-            ]
+            wide = []
+            for k, entry in enumerate(inputs):
+                if dtype == "bfloat16":  # `Cast` has no bfloat16
+                    entry = out.emit("amp_cast", f"{name}_input{k}_wide", entry, dtype="float32")
+                wide.append(out.emit("Cast", f"{name}_input{k}_float64", entry, dtype="float64"))
             result = deconvolve(out.emit, name, node["attrs"], wide)
-            entry = out.emit("Cast", f"{name}_{dtype}", result, dtype=dtype)
+            entry = out.emit("Cast", f"{name}_float32", result, dtype="float32")
+            if dtype == "bfloat16":
+                entry = out.emit("amp_cast", f"{name}_bfloat16", entry, dtype=dtype)
         else:
             entry = out.copy(node, inputs)
         out.numbers.append(entry[0])

@@ -1,7 +1,8 @@
 """Which operators run in bfloat16 under a bfloat16 policy, depending on their attributes.
 
 These operators have correct oneDNN kernels for a CPU, forward and backward, or only change a shape;
-recurrent layers have one in gluon_amp's C++ library (`lowering/recurrent.py`).
+recurrent layers (`lowering/recurrent.py`) and deconvolutions of images (`lowering/blocked.py`) have
+one in gluon_amp's C++ library.
 For the others MXNet's CPU build has no bfloat16 kernel ("Unknown type enum 12", raised only when
 the result is read), a wrong one (`transpose` writes past the end of its output), or a slow one:
 `_plus_scalar` and `broadcast_add` need 12 ns per element and `clip` 16 ns, where the float32 kernel
@@ -35,6 +36,13 @@ def _convolution(attrs: Mapping[str, str]) -> bool:
     """Not 3-D with stride and padding: its weight gradient would read uninitialized memory."""
     strided = any(s > 1 for s in _integers(attrs, "stride"))
     return not (len(_integers(attrs, "kernel")) == 3 and strided and any(_integers(attrs, "pad")))
+
+
+def _deconvolution(attrs: Mapping[str, str]) -> bool:
+    """Of images, whose size follows from the other attributes."""
+    is_2d = len(_integers(attrs, "kernel")) == 2
+    plain = attrs.get("layout", "None") in ("None", "NCHW")
+    return is_2d and plain and not any(_integers(attrs, "target_shape"))
 
 
 def _pooling(attrs: Mapping[str, str]) -> bool:
@@ -78,6 +86,7 @@ KERNELS = {
     ),
     "Activation": _activation,
     "Convolution": _convolution,
+    "Deconvolution": _deconvolution,
     "Pooling": _pooling,
     "RNN": _recurrent,
     "Reshape": _reshape,

@@ -8,6 +8,7 @@ from gluon_amp.lowering import lower
 from gluon_amp.policy import Policy, cast_pass
 from tests.kernels.images import normal, rounded
 from tests.kernels.products import Deconvolution
+from tests.marks import needs_bfloat16
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -58,6 +59,38 @@ def test_deconvolutions_are_gradients_of_convolutions_rounded_once(case, native,
         # a sum in another order may be rounded differently
         assert np.mean(actual != wanted) <= 0.01
         np.testing.assert_allclose(actual, wanted, rtol=2e-3, atol=1e-3)
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("without", ["the library", "the blocked layout"])
+def test_a_deconvolution_in_bfloat16_that_is_not_blocked(without, monkeypatch):
+    """There MXNet computes it in float32, which is rounded once; in a loop, for example."""
+    case = up((3, 4), 4, 2, 2, kernel=(3, 2), stride=(2, 3), pad=(1, 0), adj=(1, 2), dilate=(2, 2))
+    symbol = mx.sym.Deconvolution(*map(mx.sym.var, case.names()), **case.options())
+    if without == "the library":
+        monkeypatch.setattr(kernels, "available", lambda: False)
+    else:
+        images = mx.sym.expand_dims(mx.sym.var("data"), 0)
+        body = symbol
+        variables = [mx.sym.var(name) for name in case.names()[1:]]
+        symbol = mx.sym.contrib.foreach(
+            lambda x, _: (mx.sym.Deconvolution(x, *variables, **case.options()), []), images, []
+        )[0][0]
+        symbol = mx.sym.reshape(symbol, shape=(-3, -2))
+        assert body.list_arguments() == symbol.list_arguments()
+    cast = cast_pass.apply(symbol, Policy.parse("bfloat16"), {})
+    dtypes = dict.fromkeys(case.names(), "float32")
+    run, arrays = nd.CachedOp(lower(cast, dtypes, "cpu")), case.arrays("bfloat16")
+    expected, head = case.expected(arrays, lambda shape: normal(shape, "bfloat16", 3))
+    inputs = {name: nd.array(arrays[name]) for name in symbol.list_inputs()}
+    for array in inputs.values():
+        array.attach_grad()
+    with autograd.record():
+        out = run(*inputs.values())
+    out.backward(nd.array(head))
+    for name, actual in {"result": out, **{n: x.grad for n, x in inputs.items()}}.items():
+        wanted = rounded(expected[name], "bfloat16")
+        np.testing.assert_allclose(actual.asnumpy(), wanted, rtol=2.0**-7, atol=1e-5, err_msg=name)
 
 
 def test_a_3d_deconvolution_with_a_target_shape_is_refused_in_one_sentence():
