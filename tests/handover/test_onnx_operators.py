@@ -713,12 +713,14 @@ TABLE = [
         {
             "x": normal(1, 4, 9, 8),
             "R": np.array([[0, 0, 0, 7, 7], [0, 2.2, 3, 13.7, 9], [0, 5, 5, 5, 5]], "float32"),
+            "Q": np.array([[0, 0, 0, 7, 7], [-1] * 5], "float32"),
         },
         """
         contrib.ROIAlign(x, R, pooled_size=(3, 2), spatial_scale=0.5)
         contrib.ROIAlign(x, R, pooled_size=(2, 2), spatial_scale=1, sample_ratio=2)
         ROIPooling(x, R, pooled_size=(3, 2), spatial_scale=0.5)
         ROIPooling(x, R, pooled_size=(2, 2), spatial_scale=0.6)
+        ROIPooling(x, Q, pooled_size=(2, 2), spatial_scale=0.6)
         """,
     ),
     (
@@ -1099,6 +1101,16 @@ def test_what_has_no_translation_is_refused_by_a_sentence(row, sentence):
         translated(network_of_row(row, tensors))
     assert sentence in str(raised.value)
     assert str(raised.value).startswith("block net, operator ")
+
+
+def test_regions_of_no_image_are_zero():
+    """MXNet's ROIAlign leaves them as they are in memory on a CPU, and writes a 0 elsewhere."""
+    row = "contrib.ROIAlign(x, r, pooled_size=(2, 2), spatial_scale=1)"
+    regions = np.array([[0, 0, 0, 7, 7], [0, 2, 3, 6, 8]], "float32")
+    network = network_of_row(row, {"x": normal(1, 4, 9, 8), "r": regions})
+    (expected,), session = network.run(network.inputs), Session(translated(network)[0])
+    (found,) = session.run({**network.inputs, "r": np.array([regions[0], [-1] * 5], "float32")})
+    np.testing.assert_allclose(found, [expected[0], np.zeros((4, 2, 2))], rtol=1e-5, atol=1e-6)
 
 
 def in_mixed_precision(network):
