@@ -112,7 +112,10 @@ LOGS = mx.sym.log_softmax(X)
         (mx.sym.pick(LOGS, LABEL, axis=1), [LOG_SOFTMAX, "pick"]),
         (mx.sym.pick(LOGS, LABEL, mode="wrap"), [LOG_SOFTMAX, "pick"]),
         (mx.sym.pick(LOGS, mx.sym.var("n")), [LOG_SOFTMAX, "pick"]),
-        (mx.sym.pick(LOGS, LABEL) + mx.sym.mean(LOGS), [LOG_SOFTMAX, "pick", "mean", "elemwise_add"]),
+        (
+            mx.sym.pick(LOGS, LABEL) + mx.sym.mean(LOGS),
+            [LOG_SOFTMAX, "pick", "mean", "elemwise_add"],
+        ),
         (mx.sym.softmax(X, axis=1), ["softmax"]),
         (mx.sym.softmax(X, temperature=2.0), ["softmax"]),
         (mx.sym.softmax(X, length=mx.sym.var("n"), use_length=True), ["softmax"]),
