@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "products.h"
+#include "inner_products.h"
 #include "shapes.h"
 
 namespace gluon_amp {
@@ -151,30 +151,6 @@ dnnl_memory_desc_t transposed(dnnl_memory_desc_t desc) {
   return desc;
 }
 
-std::shared_ptr<const Plan> plan_of(int64_t rows, int64_t columns, int64_t hidden, dnnl_data_type_t dtype,
-                                    dnnl_prop_kind_t kind, bool bias) {
-  static thread_local Plans plans;
-  const auto describe = [&](dnnl_prop_kind_t of) {
-    dnnl_inner_product_desc_t o;
-    std::memset(&o, 0, sizeof o);
-    const bool weights = of == dnnl_backward_weights, hint = of != kind;
-    o.primitive_kind = dnnl_inner_product;
-    o.prop_kind = of;
-    o.src_desc = plain_desc({rows, columns}, dtype);
-    (weights ? o.diff_weights_desc : o.weights_desc) = any_desc({hidden, columns}, weights ? dnnl_f32 : dtype);
-    if (bias) (weights ? o.diff_bias_desc : o.bias_desc) = plain_desc({hidden}, dnnl_f32);
-    (weights ? o.diff_dst_desc : o.dst_desc) = plain_desc({rows, hidden}, weights || hint ? dtype : dnnl_f32);
-    o.accum_data_type = dnnl_f32;
-    return o;
-  };
-  return plans.find_or_make({dtype, kind, rows, columns, hidden, bias}, [&] {
-    const auto operation = describe(kind), forward = describe(dnnl_forward_training);
-    const bool weights = kind == dnnl_backward_weights;
-    return make_plan(&operation, &forward, kind, plain_desc({rows, columns}, dtype),
-                     plain_desc({rows, hidden}, weights ? dtype : dnnl_f32), plain_desc({hidden}, dnnl_f32));
-  });
-}
-
 void execute(const Plan& plan, const void* data, const void* weight, const float* bias, float* result) {
   plan.primitive->execute({{DNNL_ARG_SRC, &plan.data, data},
                            {DNNL_ARG_WEIGHTS, &plan.weight, weight},
@@ -188,7 +164,7 @@ class StepProduct {
   StepProduct(const Net& net, int64_t columns, int64_t hidden, dnnl_data_type_t dtype, bool bias)
       : batch_(net.batch), columns_(columns), hidden_(hidden) {
     if (dtype == dnnl_bf16) {
-      plan_ = plan_of(batch_, columns, hidden, dtype, dnnl_forward_training, bias);
+      plan_ = plan_of({batch_, columns, hidden, dtype, bias, true}, dnnl_forward_training);
       weight = plan_->weight;
       return;
     }
@@ -223,22 +199,6 @@ class StepProduct {
   const int64_t batch_, columns_, hidden_;
   std::shared_ptr<const Plan> plan_;
 };
-
-// Writes the gradients of a weight and its bias.
-void write_weight_gradients(int64_t rows, const Precision& p, const void* data, const void* grad,
-                            const NDArray& weight, OpReqType req, const NDArray& bias, OpReqType bias_req) {
-  if (req == mxnet::kNullOp && bias_req == mxnet::kNullOp) return;
-  const int64_t hidden = weight.shape()[0];
-  const auto plan = plan_of(rows, weight.shape()[1], hidden, p.dtype(), dnnl_backward_weights, true);
-  std::vector<float> sums(hidden);
-  void* packed = scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
-  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, data},
-                            {DNNL_ARG_DIFF_DST, &plan->result, grad},
-                            {DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed},
-                            {DNNL_ARG_DIFF_BIAS, &plan->bias, sums.data()}});
-  write_gradient(sums, bias_req, p.rounds_to_half(), bias);
-  unpack_gradient(packed, plan->weight, req, p.rounds_to_half(), weight);
-}
 
 // Calls body(sequence) for all sequences of a time step.
 template <typename Body>
@@ -310,8 +270,8 @@ void run(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const R
                     parameters[net.place(layer, d, of_state, true)]};
     };
     const Bias input_bias(p, arrays_of(false)), bias(p, arrays_of(true));
-    const auto input_plan = plan_of(net.rows(), net.columns(layer), net.gates, product_type,
-                                    dnnl_forward_training, true);
+    const auto input_plan = plan_of({net.rows(), net.columns(layer), net.gates, product_type, true, true},
+                                    dnnl_forward_training);
     const StepProduct product(net, net.hidden, net.gates, product_type, true);
     const auto input_weight = packed_weight(arrays_of(false)[1], input_plan->weight, p.element, variable);
     const auto weight = packed_weight(arrays_of(true)[1], product.weight, p.element, variable);
@@ -440,14 +400,16 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
       }
       const auto write_weights = [&](const char* operand, const char* grads_of, bool of_state) {
         const size_t w = net.place(layer, d, of_state, false), b = net.place(layer, d, of_state, true);
-        write_weight_gradients(net.rows(), p, operand, grads_of, gradients[w], request(w),
-                               gradients[b], request(b));
+        const int64_t columns = of_state ? net.hidden : net.columns(layer);
+        write_weight_gradients({net.rows(), columns, net.gates, product_type, true, true}, operand, grads_of,
+                               {gradients[w], gradients[b]}, {request(w), request(b)}, p.rounds_to_half());
       };
       write_weights(read, of_inputs, false);
       write_weights(r.all_states_before(), of_products, true);
       if (layer == 0 && req[0] == mxnet::kNullOp) continue;
       const int64_t columns = net.columns(layer);
-      const auto data_plan = plan_of(net.rows(), net.gates, columns, product_type, dnnl_forward_training, false);
+      const auto data_plan = plan_of({net.rows(), net.gates, columns, product_type, false, true},
+                                     dnnl_forward_training);
       weight = packed_for_one_use(parameters[input_place], transposed(data_plan->weight), p.element);
       execute(*data_plan, of_inputs, weight, nullptr, d ? other : below);
       if (d) {
