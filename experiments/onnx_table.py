@@ -168,7 +168,11 @@ def _lstm() -> Tuple[gluon.HybridBlock, tuple, Sequence[Optional[int]]]:
 # Networks beside those of the zoos: net, inputs, axis of the batch
 OTHERS: Dict[str, Callable[[], tuple]] = {
     "text/lstm": _lstm,
-    "text/transformer": lambda: (Encoder(200, 32, 64, 2, 4), (words(200, 32),), 0),
+    "text/transformer": lambda: (
+        LanguageModel(80, "transformer", 32, 64, 2, heads=4, length=32, tied=True),
+        (words(80, 32),),
+        0,
+    ),
     "text/bert_base": lambda: (Encoder(3000, 64, 768, 12, 12), (words(3000, 64),), 0),
     "face/arcface": lambda: (Margin(), (images(56),), 0),
     "segmentation/unet": lambda: (UNet(), (images(64),), 0),

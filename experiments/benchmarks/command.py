@@ -127,6 +127,7 @@ def run_families(options: argparse.Namespace, command: str) -> None:
         bool(options.peer_python),
         options.batch_size,
         options.pixels,
+        native={"avx512_bf16", "amx_bf16"}.intersection(about["instructions"]) != set(),
     )
     left_out: Dict[str, str] = {}
     rounds = options.rounds or 5

@@ -108,6 +108,11 @@ def test_small_families_beside_a_peer(benchmark, tmp_path, peer, monkeypatch):
         assert part in page
 
 
+def test_without_instructions_only_ours_is_measured_in_bfloat16():
+    suite = families.families(["resnet18_v1"], ["bfloat16"], peer=True, native=False)
+    assert {(case.library, case.dtype) for case in suite.cases} == {("gluon_amp", "bfloat16")}
+
+
 @pytest.mark.parametrize(
     ("name", "parameters"),
     [

@@ -244,6 +244,7 @@ def test_the_whole_report_of_a_machine(pretend):
 
 
 BF16 = "bfloat16 (AVX512_BF16, faster than float32)"
+FUSED = "fused_float32 (float32 values, mostly faster)"
 STUDY = "float32 (emulated low precision is for study)"
 
 
@@ -253,12 +254,13 @@ STUDY = "float32 (emulated low precision is for study)"
         ([], CPU, None, f"--dtype {BF16}"),
         ([], CPU, "gpu", f"--dtype {BF16}"),
         ([], {**CPU, "flags": "amx_tile amx_bf16"}, None, "--dtype bfloat16 (AMX, faster than "),
-        ([], {**CPU, **NO_AVX512}, None, f"--dtype {STUDY}"),
-        ([], {**CPU, "flags": "avx512f"}, None, f"--dtype {STUDY}"),  # no library, or forced
-        ([], {**CPU, "cpu_bfloat16": False}, None, f"--dtype {STUDY}"),  # emulated by choice
+        ([], {**CPU, **NO_AVX512}, None, f"--dtype {FUSED}"),
+        ([], {**CPU, **NO_AVX512, **ALONE}, None, f"--dtype {STUDY}"),
+        ([], {**CPU, "flags": "avx512f"}, None, f"--dtype {STUDY}"),  # no AVX2
+        ([], {**CPU, "cpu_bfloat16": False}, None, f"--dtype {FUSED}"),  # emulated by choice
         ([VOLTA], {"cuda": False}, None, f"--dtype {BF16}"),
         ([VOLTA], {}, "cpu", f"--cpus 1 --dtype {BF16}"),
-        ([HOPPER], NO_AVX512, None, f"--cpus 1 --dtype {STUDY}"),
+        ([HOPPER], NO_AVX512, None, f"--cpus 1 --dtype {FUSED}"),
         ([HOPPER, VOLTA], {}, None, "--dtype float16 (Tensor Cores; MXNet's wheels end with Ada)"),
         ([VOLTA, PASCAL], {}, None, "--dtype float32 (no Tensor Cores: float16 saves memory only)"),
     ],

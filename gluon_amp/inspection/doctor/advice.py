@@ -123,17 +123,22 @@ def recommended(machine: Machine, device: str) -> Recommendation:
     """Return what to train with on a device, or on the CPU if MXNet cannot use the GPU."""
     able = [gpu for gpu in machine.driver.gpus if machine.cuda_build and runs_mxnet(gpu)]
     if device == "cpu" or not able:
-        return recommended_on_cpu(machine.cpu_flags, machine.cpu_bfloat16)
+        return recommended_on_cpu(machine.cpu_flags, machine.cpu_bfloat16, machine.native)
     if all(map(has_tensor_cores, able)):
         return Recommendation("gpu", "float16", "Tensor Cores; MXNet's wheels end with Ada")
     return Recommendation("gpu", "float32", "no Tensor Cores: float16 saves memory only")
 
 
-def recommended_on_cpu(cpu_flags: FrozenSet[str], native: bool) -> Recommendation:
-    """Return what to train with on a CPU; `native` is whether bfloat16 is native there."""
+def recommended_on_cpu(cpu_flags: FrozenSet[str], native: bool, kernels: bool) -> Recommendation:
+    """Return what to train with on a CPU, as measured (docs/benchmarks/families*.md).
+
+    `native` is whether bfloat16 is native there, `kernels` whether the C++ kernels are in use.
+    """
     fast = [name for name in cpu_features(cpu_flags) if name in ("AVX512_BF16", "AMX")]
     if native and fast:
         return Recommendation("cpu", "bfloat16", f"{fast[-1]}, faster than float32")
+    if kernels and "avx2" in cpu_flags:
+        return Recommendation("cpu", FUSED, "float32 values, mostly faster")
     return Recommendation("cpu", "float32", "emulated low precision is for study")
 
 

@@ -2,6 +2,7 @@
 
 from typing import List, Optional, Sequence
 
+from gluon_amp import kernels
 from gluon_amp.base import hardware
 from gluon_amp.base.messages import UsageError
 from gluon_amp.inspection.doctor.advice import recommended_on_cpu
@@ -46,7 +47,7 @@ def other_recommended(policy: Policy, devices: Sequence[mx.Context]) -> Optional
     float32 is always a good choice.
     """
     native = not emulation.is_emulated("bfloat16")
-    best = recommended_on_cpu(hardware.onednn_flags(), native)
+    best = recommended_on_cpu(hardware.onednn_flags(), native, kernels.available())
     on_cpu = all(device.device_type == "cpu" for device in devices)
     good = policy.compute_dtype in ("float32", best.policy)
     return None if good or not on_cpu else best.sentence()

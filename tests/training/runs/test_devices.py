@@ -2,6 +2,7 @@
 
 import pytest
 
+from gluon_amp import kernels
 from gluon_amp.base import bfloat16, hardware
 from gluon_amp.base.messages import UsageError
 from gluon_amp.policy import Policy
@@ -32,8 +33,9 @@ def test_float16_is_emulated_on_a_cpu_and_bfloat16_where_it_has_no_kernels(monke
 
 
 def test_another_dtype_is_recommended_to_who_asks_for_low_precision_on_a_cpu(monkeypatch):
-    monkeypatch.setattr(hardware, "onednn_flags", lambda: frozenset({"avx512_bf16"}))
-    float32 = "Recommended here: --dtype float32 (emulated low precision is for study)"
+    monkeypatch.setattr(hardware, "onednn_flags", lambda: frozenset({"avx2", "avx512_bf16"}))
+    monkeypatch.setattr(kernels, "available", lambda: True)
+    fused = "Recommended here: --dtype fused_float32 (float32 values, mostly faster)"
     faster = "Recommended here: --dtype bfloat16 (AVX512_BF16, faster than float32)"
     for native, dtype, line in [
         (True, "float32", None),
@@ -41,8 +43,9 @@ def test_another_dtype_is_recommended_to_who_asks_for_low_precision_on_a_cpu(mon
         (True, "mixed_float16", faster),
         (True, "compute=tfloat32", faster),
         (False, "float32", None),
-        (False, "bfloat16", float32),
-        (False, "float16", float32),
+        (False, "bfloat16", fused),
+        (False, "float16", fused),
+        (False, "fused_float32", None),
     ]:
         monkeypatch.setattr(bfloat16, "is_native", lambda library, native=native: native)
         assert other_recommended(Policy(dtype), [mx.cpu()]) == line
