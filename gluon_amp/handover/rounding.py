@@ -13,8 +13,8 @@ from gluon_amp import graph
 from gluon_amp.base.messages import UsageError
 from gluon_amp.handover.network import Edge, Network
 
-# By how much each value is moved, relative to itself: 32 roundings of float32, as sums have many,
-# and 4 of float16, whose products are summed in float32.
+# By how much each value is moved, relative to itself: 32 roundings of float32, as sums have many, or
+# sqrt(n) if a weight's sums have n terms; and 4 of float16, whose products are summed in float32.
 MOVED = {"float32": 32 * 2.0**-24, "float16": 4 * 2.0**-11}
 DRAWS = 2
 # The least bound, as a share of the largest value. Kernels approximate functions: oneDNN's
@@ -46,7 +46,10 @@ def effect_of_rounding(
     if dtype == "float32":
         network, edges, noise = _with_noise(network, inputs, edges)
     for _ in range(draws):
-        parameters = {n: _moved(v, dtype, random) for n, v in network.parameters.items()}
+        parameters = {
+            name: _moved(value, dtype, random, int(np.prod(value.shape[1:])))
+            for name, value in network.parameters.items()
+        }
         moved = {name: _moved(value, dtype, random) for name, value in inputs.items()}
         for name, (shape, size) in noise.items():
             moved[name] = random.uniform(-size, size, shape).astype(np.float32)
@@ -80,12 +83,15 @@ def _with_noise(
     return network._replace(json=out.graph(network.json)), edges, noise
 
 
-def _moved(value: np.ndarray, dtype: str, random: np.random.RandomState) -> np.ndarray:
+def _moved(
+    value: np.ndarray, dtype: str, random: np.random.RandomState, terms: int = 1
+) -> np.ndarray:
     if value.dtype.kind != "f" or (value == np.rint(value)).all():  # indices, lengths: exact
         return value
+    size = max(MOVED[dtype], terms**0.5 * 2.0**-24)
     factor = random.random_sample(value.shape).astype(np.float32)
-    factor *= 2 * MOVED[dtype]
-    factor += 1 - MOVED[dtype]
+    factor *= 2 * size
+    factor += 1 - size
     return (value * factor).astype(value.dtype)
 
 

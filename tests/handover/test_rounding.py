@@ -30,6 +30,19 @@ def test_a_product_of_many_terms():
     assert distance(one_by_one, value) < bound < 100 * distance(one_by_one, exact)
 
 
+def test_what_follows_a_long_sum_amplifies_its_roundings():
+    random, terms = np.random.RandomState(0), 65536
+    data = mx.nd.array(random.normal(size=(8, terms)))
+    net = nn.HybridSequential()
+    net.add(nn.Dense(16, use_bias=False), nn.HybridLambda(lambda F, x: F.sin(x)))
+    network, (value,), (bound,) = bounds_of(net, data)
+    (weight,) = network.parameters.values()
+    one_by_one = np.zeros_like(value)
+    for k in range(terms):
+        one_by_one += data.asnumpy()[:, k : k + 1] * weight[:, k]
+    assert distance(np.sin(one_by_one), value) < bound < 0.02
+
+
 def test_a_mean_of_many_positive_elements():
     data = mx.nd.array(np.random.RandomState(0).uniform(size=(2, 3, 128, 128)))
     _, (value,), (bound,) = bounds_of(nn.GlobalAvgPool2D(), data)
