@@ -89,6 +89,7 @@ QUOTIENTS = (
     ("contrib.amp / bfloat16", (CONTRIB,), (BFLOAT16,), True),
     ("PyTorch's best / bfloat16", PEERS, (BFLOAT16,), True),
     ("PyTorch's best / our best policy", PEERS, OURS, True),
+    ("stock float32 / fused_float32", (STOCK,), (FUSED,), True),
     ("float16 / stock float32", (FLOAT16,), (STOCK,), False),
 )
 MEMORY = Family("resnet50_v1", pixels=224)
@@ -233,12 +234,12 @@ def draw(result: Values, path: Path) -> None:
     import matplotlib.pyplot as plt
 
     results = Results(result["cases"])
-    ratios = []
-    for network in results.networks:
-        theirs, ours = (results.fastest(network, variants) for variants in (PEERS, OURS))
-        if theirs and ours:
-            pairs = zip(theirs["seconds"], ours["seconds"])
-            ratios.append((statistics.median(a / b for a, b in pairs), network, ours["dtype"]))
+    found = results.quotients("training", PEERS, OURS)
+    means = geometric_means(found.values())
+    ratios = [
+        (statistics.median(values), network, results.fastest(network, OURS)["dtype"])
+        for network, values in found.items()
+    ]
     about = result["machine"]
     with matplotlib.style.context(figures.STYLE):
         figure, panel = plt.subplots(figsize=(9, 1.8 + 0.32 * len(ratios)))
@@ -249,7 +250,7 @@ def draw(result: Values, path: Path) -> None:
         panel.set_xlabel("training step: PyTorch's faster dtype / the named dtype of gluon_amp")
         panel.margins(x=0.2)
         panel.grid(axis="y", visible=False)
-        mean = statistics.geometric_mean(ratio for ratio, *_ in ratios) if ratios else math.nan
+        mean = statistics.median(means) if means else math.nan
         panel.set_title(
             f"PyTorch's fastest training step / gluon_amp's: geometric mean {mean:.2f}\n"
             f"{about['processor']}, {report.cpu_kind(about)}, {about['threads']} threads, "
