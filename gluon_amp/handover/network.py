@@ -18,7 +18,8 @@ from gluon_amp.casting.composing import saving
 from gluon_amp.casting.parameters import contexts_of
 from gluon_amp.casting.tracing import TraceError, trace
 from gluon_amp.handover.heads import in_inference
-from gluon_amp.lowering import lower
+from gluon_amp.lowering import lower, regions
+from gluon_amp.lowering.typed_graph import TypedGraph
 from gluon_amp.optimizer.masters import master_of
 from gluon_amp.policy import Policy, cast_pass, op_table
 
@@ -137,9 +138,12 @@ class Network(NamedTuple):
     ) -> List[np.ndarray]:
         """Return the values of some edges, or of the outputs, in inference."""
         values, symbol = {**self.parameters, **inputs}, self.symbol(edges)
+        dtypes = {name: dtype_name(value.dtype) for name, value in values.items()}
         if self.cast:
-            dtypes = {name: dtype_name(value.dtype) for name, value in values.items()}
             symbol = lower(symbol, dtypes, "cpu")
+        else:
+            typed = regions.mask_missing(TypedGraph.of(graph.to_json(symbol), dtypes))
+            symbol = graph.from_json(typed.json, like=symbol)
         return run(graph.without_own_attributes(symbol), values)
 
     def under(self, policy: Policy) -> "Network":

@@ -13,8 +13,8 @@ from gluon_amp import graph
 from gluon_amp.base.messages import UsageError
 from gluon_amp.handover.network import Edge, Network
 
-# By how much each value is moved, relative to itself: 32 roundings of float32, as sums have many, or
-# sqrt(n) if a weight's sums have n terms; and 4 of float16, whose products are summed in float32.
+# By how much each value is moved, relative to itself: 32 roundings of float32, as sums have many,
+# or sqrt(n) if a weight's sums have n terms; 4 of float16, whose products are summed in float32.
 MOVED = {"float32": 32 * 2.0**-24, "float16": 4 * 2.0**-11}
 DRAWS = 2
 # The least bound, as a share of the largest value. Kernels approximate functions: oneDNN's

@@ -20,6 +20,7 @@ from gluon_amp.lowering import (
     in_place,
     onednn,
     recurrent,
+    regions,
     sequences,
     sparse,
     study,
@@ -88,6 +89,11 @@ PASSES = (
     Pass(
         lambda graph, target: deconvolution.avoid_onednn(graph, target.is_body),
         "oneDNN's gradient of a deconvolution fails: in float32, too, so behind the emulation.",
+        in_bodies=True,
+    ),
+    Pass(
+        lambda graph, target: regions.mask_missing(graph),
+        "MXNet's ROIAlign is wrong for regions of no image: in float32, so behind the emulation.",
         in_bodies=True,
     ),
     Pass(

@@ -157,9 +157,10 @@ def refuse_differences(
     if not wrong:
         return
     row = max(wrong, key=lambda row: row.largest)
+    of_batch = "" if row.batch is None else f"a batch of {row.batch} with "
     raise UsageError(
         f"export_onnx(): {row.output} of the ONNX file differs from the net by {row.largest:.2g} "
-        f"of its largest value for a batch of {row.batch} ({row.inputs} inputs), where rounding "
+        f"of its largest value for {of_batch}{row.inputs} inputs, where rounding "
         f"explains {row.allowed:.2g}{_first(network, translated, dtype)}: nothing was written."
     )
 
