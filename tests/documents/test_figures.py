@@ -162,31 +162,43 @@ def rows_of_the_speeds():
     gradients = load(BENCHMARKS / "overflow_check.json")["cases"][0]["parameters"]
     what = f"overflow check of {gradients / 1e6:.1f} M gradients"
     yield f"| {what} | MXNet's `multi_all_finite` | {check:.0f} |"
-    results = families.Results(load(BENCHMARKS / "families.json")["cases"])
-    summary = results.summary()
-    mean, quotients = {}, {text: rest for text, *rest in families.QUOTIENTS}
-    for text, (over, under, _) in quotients.items():
-        for kind in ("training", "image"):
-            if kind == "training" or "amp.Trainer" not in text:
-                count = len(results.quotients(kind, over, under))
-                label = f"{kind}: {text}, geometric mean of {count} families"
-                mean[kind, text] = f"{speed_in(summary, label):.2f}"
-
-    def both(text, spread=True):
-        over, under, _ = quotients[text]
-        found = results.quotients("training", over, under)
-        medians = list(map(statistics.median, found.values()))
-        ends = f" ({min(medians):.2f} to {max(medians):.2f})" if spread else ""
-        return f"{mean['training', text]}{ends} | {mean['image', text]} |"
-
-    plain, peer, half = (list(quotients)[n] for n in (0, 3, -1))
-    yield f"| bfloat16 | stock float32 | {both(plain)}"
-    own = mean["training", list(quotients)[1]]
-    yield f"| bfloat16 | float32 under `amp.Trainer` | {own} | |"
-    yield f"| bfloat16 | PyTorch 2.14, the faster of float32 and bfloat16 | {both(peer)}"
-    yield f"| float16, emulated | stock float32 | {both(half, spread=False)}"
+    plain, own, _, peer, best, fused, half = (text for text, *_ in families.QUOTIENTS)
+    cells, summary = cells_of("families")
+    yield f"| bfloat16 | stock float32 | {cells(plain)}"
+    yield f"| bfloat16 | float32 under `amp.Trainer` | {cells(own, spread=False, image=False)}"
+    yield f"| bfloat16 | PyTorch 2.14, the faster of float32 and bfloat16 | {cells(peer)}"
+    yield f"| float16, emulated | stock float32 | {cells(half, spread=False)}"
     worst = speed_in(summary, f"image: {peer}, worst family (mobilenetv3_large)")
     yield f"inference of one image is slower than PyTorch's ({worst:.2f})"
+    cells, summary = cells_of("families-avx2")
+    yield f"| fused_float32 | stock float32 | {cells(fused, image=False)}"
+    yield f"| the fastest policy | PyTorch 2.14 in float32 | {cells(best)}"
+    yield f"| float16, emulated | stock float32 | {cells(half, spread=False)}"
+    yield f"| bfloat16, emulated | stock float32 | {cells(plain, spread=False)}"
+    (ratio,) = (
+        r for r in summary if r["label"] == f"training: {best}, geometric mean of 15 families"
+    )
+    rounds = report.speed(ratio)[2]
+    yield f"is {min(rounds):.2f} to {max(rounds):.2f}, depending on the round"
+
+
+def cells_of(page):
+    """A function that returns a ratio's cells, in training and with one image, and all ratios."""
+    results = families.Results(load(BENCHMARKS / f"{page}.json")["cases"])
+    summary, quotients = results.summary(), {text: rest for text, *rest in families.QUOTIENTS}
+
+    def mean(kind, text):
+        count = len(results.quotients(kind, *quotients[text][:2]))
+        return f"{speed_in(summary, f'{kind}: {text}, geometric mean of {count} families'):.2f}"
+
+    def cells(text, spread=True, image=True):
+        medians = list(
+            map(statistics.median, results.quotients("training", *quotients[text][:2]).values())
+        )
+        ends = f" ({min(medians):.2f} to {max(medians):.2f})" if spread else ""
+        return f"{mean('training', text)}{ends} | " + (f"{mean('image', text)} |" if image else "|")
+
+    return cells, summary
 
 
 def sentences_of_the_readme():
