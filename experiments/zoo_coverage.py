@@ -206,16 +206,16 @@ def measured(net, x, policy: amp.Policy, expected, yardsticks: Dict[str, float])
     return found
 
 
-def untrained(name: str):
-    """Return a network of either source, not initialized."""
+def untrained(name: str, **options):
+    """Return a network of either source with options of its own, not initialized."""
     source, model = name.split("/")
     if source == "mx":
-        return vision.get_model(model)
+        return vision.get_model(model, **options)
     from gluoncv.model_zoo import get_model
 
     # only networks with a base network have this option
     base = {"pretrained_base": False} if re.search(BUILT_ON_ANOTHER, model) else {}
-    return get_model(model, pretrained=False, **base)
+    return get_model(model, pretrained=False, **base, **options)
 
 
 def initialize(net, x) -> None:

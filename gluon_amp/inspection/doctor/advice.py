@@ -189,7 +189,9 @@ def _on_cpu(machine: Machine, policy: Policy) -> Tuple[bool, str]:
             return False, f"emulating it takes the C++ kernels: {_how_to_get_kernels(machine)}."
         return True, "emulated, for study: the roundings of its formats, slower than float32."
     if policy.compute_dtype == FUSED and machine.native:
-        return True, "by oneDNN and fused C++ kernels: float32's values, faster for images."
+        return True, (
+            "by oneDNN and fused C++ kernels: float32's values, faster for images and sequences."
+        )
     if policy.product_dtype == "float32":
         return True, "by oneDNN, on all cores."
     if policy.compute_dtype == "bfloat16":

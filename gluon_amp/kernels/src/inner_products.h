@@ -1,6 +1,7 @@
 // Products of matrices by oneDNN's inner product, which dense and recurrent layers share.
 #pragma once
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -69,7 +70,8 @@ inline const void* lengthened(const void* matrix, int64_t rows, int64_t columns,
   return copy;
 }
 
-// The sums of a matrix' columns, row by row as in oneDNN, which reads each column by itself.
+// The sums of a matrix's columns. They are added in oneDNN's order, but each row is read at once: oneDNN
+// reads eight columns at a time, whose rows are far apart.
 inline std::vector<float> sum_rows(const float* matrix, int64_t rows, int64_t columns) {
   constexpr int64_t kColumns = 256;
   std::vector<float> sums(columns);
