@@ -138,9 +138,9 @@ def calibrate(net: gluon.HybridBlock, inputs: tuple) -> None:
     def measure_input(norm, arguments):
         x = arguments[0]
         axes = [axis for axis in range(x.ndim) if axis != 1]  # of the channels
-        mean = x.mean(axis=axes)
-        norm.running_mean.set_data(mean)
-        norm.running_var.set_data((x**2).mean(axis=axes) - mean**2)
+        mean = x.mean(axis=axes, keepdims=True)
+        norm.running_mean.set_data(mean.reshape(-1))
+        norm.running_var.set_data(((x - mean) ** 2).mean(axis=axes))
 
     hooks = []
 

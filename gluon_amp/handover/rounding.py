@@ -27,6 +27,10 @@ LEAST = {"float32": 2.0**-17, "float16": 2.0**-9}
 SUMS = {"Pooling": None, "mean": None, "InstanceNorm": 2, "GroupNorm": 2, "LayerNorm": -1}
 SUMS.update({"_npx_pooling": None, "_npi_mean": None, "_npx_layer_norm": -1})
 SUM_MOVED = 2 * 2.0**-24  # for each sqrt(n)
+# The weights of a resized image come from places in float32. These are off by half a rounding of
+# the input's side, and weigh neighbours that differ by up to twice the largest value.
+RESIZE = "_contrib_BilinearResize2D"
+SUMS[RESIZE] = None
 
 Noise = Dict[str, Tuple[Tuple[int, ...], float]]  # shape and size of a variable
 
@@ -73,6 +77,8 @@ def _with_noise(
             result, axis = results[i, 0], SUMS[node["op"]]
             before = shapes[tuple(node["inputs"][0][:2])]
             terms = np.prod(before) / result.size if axis is None else np.prod(before[axis:])
+            if node["op"] == RESIZE:
+                terms = max(before[2:]) ** 2
             shape = result.shape[:axis] + (1,) * (0 if axis is None else len(before[axis:]))
             name = f"rounding{i}"
             noise[name] = shape, SUM_MOVED * terms**0.5 * largest(result)

@@ -50,6 +50,15 @@ def test_a_mean_of_many_positive_elements():
     assert 1e-7 < distance(value, exact) < bound < 1e-3  # MXNet adds one after the other
 
 
+def test_places_in_a_large_image_are_rounded():
+    data = mx.nd.array(np.random.RandomState(0).normal(size=(1, 1, 2, 4001)))
+    net = nn.HybridLambda(lambda F, x: F.contrib.BilinearResize2D(x, height=2, width=2999))
+    _, (value,), (bound,) = bounds_of(net, data)
+    places = np.arange(2999) * (4000 / 2998)
+    exact = np.interp(places, np.arange(4001), data.asnumpy()[0, 0, 0])
+    assert 1e-5 < distance(value[0, 0, 0], exact) < bound < 1e-2
+
+
 def test_tokens_stay_and_infinities_are_equal():
     tokens = mx.nd.array([3, 0, 6])
     _, (value,), (bound,) = bounds_of(nn.Embedding(7, 2), tokens)
