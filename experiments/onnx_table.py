@@ -30,8 +30,7 @@ from mxnet.gluon import nn
 
 POLICIES = ("float32", "float16")
 LONGEST = 900  # seconds for a network
-# Networks for segmentation are built for images of one size; these are smaller than by default.
-SEGMENTATION, CROP = r"fcn|psp|deeplab|danet|icnet", 96
+CROP = 96  # pixels: networks for segmentation are built for images of one size, by default 480
 DATA = pages.DOCS / "results" / "onnx.json"
 
 
@@ -268,7 +267,7 @@ def run(name: str) -> List[list]:
         net(*inputs)
     else:
         pixels = next(p for at, p in zoo_coverage.PIXELS if re.search(at, name.split("/")[1]))
-        options = {"crop_size": CROP} if re.search(SEGMENTATION, name) else {}
+        options = {"crop_size": CROP} if re.search(zoo_coverage.SEGMENTATION, name) else {}
         pixels = options.get("crop_size", pixels)
         # GluonCV's R-CNNs accept one image alone
         inputs, batch_axis = (images(pixels, 4 if pixels < 224 else 2),), 0

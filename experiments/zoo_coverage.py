@@ -40,6 +40,8 @@ PRODUCTS = ("Convolution", "Deconvolution", "FullyConnected", "RNN", "dot")
 FACTOR = 4.0
 LONGEST = 600  # seconds for a network
 
+SEGMENTATION = r"fcn|psp|deeplab|danet|icnet|fastscnn"
+
 # Height and width by the first pattern that matches the name: the smallest that the network's
 # pooling, strides and fixed sizes allow.
 PIXELS = [
@@ -53,7 +55,7 @@ PIXELS = [
     (r"^resnet|^mobilenet|^se_|^resnext|^xception|darknet|dla", 64),
     (r"yolo3", 96),
     (r"center_net|rcnn|alpha_pose|mobile_pose", 128),
-    (r"fcn|psp|deeplab|danet|icnet|fastscnn", 480),
+    (SEGMENTATION, 480),
 ]
 
 # Networks that return sorted detections. Their outputs cannot be compared element by element.
@@ -62,7 +64,7 @@ DETECTORS = r"yolo|rcnn|ssd|center_net"
 # Networks that need ground truth in training mode. Their gradients are computed in prediction mode.
 NEED_GROUND_TRUTH = r"yolo|rcnn"
 
-BUILT_ON_ANOTHER = r"ssd|yolo|rcnn|center_net|fcn|psp|deeplab|danet|icnet|fastscnn|pose"
+BUILT_ON_ANOTHER = rf"ssd|yolo|rcnn|center_net|{SEGMENTATION}|pose"
 
 GLUONCV = """alexnet resnet18_v1b resnet50_v1d resnet50_v1s resnet50_v2
 resnext50_32x4d se_resnet18_v1 se_resnext50_32x4d senet_154 mobilenet0.5 mobilenetv2_0.5

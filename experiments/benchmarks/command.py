@@ -121,13 +121,14 @@ def run_families(options: argparse.Namespace, command: str) -> None:
     about = report.machine(options.threads)
     if options.peer_python:
         about["peer"] = peer_versions(options.peer_python)
+    kind = report.cpu_kind(about)
     suite = families.families(
         options.networks or families.NETWORKS,
         options.dtypes,
         bool(options.peer_python),
         options.batch_size,
         options.pixels,
-        native={"avx512_bf16", "amx_bf16"}.intersection(about["instructions"]) != set(),
+        native=kind in ("AVX512_BF16", "AMX"),
     )
     left_out: Dict[str, str] = {}
     rounds = options.rounds or 5
@@ -137,18 +138,17 @@ def run_families(options: argparse.Namespace, command: str) -> None:
     result = report.as_json(suite, measured, about, command)
     result["reorders"] = []
     for one in (one.case for one in measured):
-        network, kind, variant = one.label.split(", ", 2)
-        if variant == families.BFLOAT16 and kind in ("training", "image"):
-            print_progress(f"counting the reorders of {network}, {kind}")
+        network, work, variant = one.label.split(", ", 2)
+        if variant == families.BFLOAT16 and work in ("training", "image"):
+            print_progress(f"counting the reorders of {network}, {work}")
             counts = profile.count_reorders(one)._asdict()
-            result["reorders"].append({"network": network, "kind": kind, **counts})
+            result["reorders"].append({"network": network, "kind": work, **counts})
     result["left_out"] = left_out
     tables = families.tables(result)
     print(f"\n{tables}")
     if options.output:
         # a page for each kind of CPU
-        kind = report.cpu_kind(about).lower()
-        stem = "families" if kind == "avx512_bf16" else f"families-{kind}"
+        stem = "families" if kind == "AVX512_BF16" else f"families-{kind.lower()}"
         parts = families.parts(result, f"{stem}.png")
         words = "benchmarks/families.md"
         pages.write(options.output / stem, words, parts, result, families.draw)

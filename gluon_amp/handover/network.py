@@ -141,7 +141,7 @@ class Network(NamedTuple):
         dtypes = {name: dtype_name(value.dtype) for name, value in values.items()}
         if self.cast:
             symbol = lower(symbol, dtypes, "cpu")
-        else:
+        elif any(node["op"] == regions.ALIGN for node in self.nodes):
             typed = regions.mask_missing(TypedGraph.of(graph.to_json(symbol), dtypes))
             symbol = graph.from_json(typed.json, like=symbol)
         return run(graph.without_own_attributes(symbol), values)

@@ -77,11 +77,10 @@ def _with_noise(
             result, axis = results[i, 0], SUMS[node["op"]]
             before = shapes[tuple(node["inputs"][0][:2])]
             terms = np.prod(before) / result.size if axis is None else np.prod(before[axis:])
-            if node["op"] == RESIZE:
-                terms = max(before[2:]) ** 2
+            roundings = max(before[2:]) if node["op"] == RESIZE else terms**0.5
             shape = result.shape[:axis] + (1,) * (0 if axis is None else len(before[axis:]))
             name = f"rounding{i}"
-            noise[name] = shape, SUM_MOVED * terms**0.5 * largest(result)
+            noise[name] = shape, SUM_MOVED * roundings * largest(result)
             add = "_npi_add" if network.numpy else "broadcast_add"
             variable = out.emit("null", name)
             out.replaced[i, 0] = out.emit(add, f"rounded{i}", entry, variable)

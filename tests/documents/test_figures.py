@@ -141,9 +141,13 @@ def speed_of(suite, label):
     return speed_in(load(BENCHMARKS / f"{suite}.json")["ratios"], label)
 
 
-def speed_in(ratios, label):
+def rounds_in(ratios, label):
     (ratio,) = (ratio for ratio in ratios if ratio["label"] == label)
-    return statistics.median(report.speed(ratio)[2])
+    return report.speed(ratio)[2]
+
+
+def speed_in(ratios, label):
+    return statistics.median(rounds_in(ratios, label))
 
 
 def rows_of_the_speeds():
@@ -175,10 +179,7 @@ def rows_of_the_speeds():
     yield f"| the fastest policy | PyTorch 2.14 in float32 | {cells(best)}"
     yield f"| float16, emulated | stock float32 | {cells(half, spread=False)}"
     yield f"| bfloat16, emulated | stock float32 | {cells(plain, spread=False)}"
-    (ratio,) = (
-        r for r in summary if r["label"] == f"training: {best}, geometric mean of 15 families"
-    )
-    rounds = report.speed(ratio)[2]
+    rounds = rounds_in(summary, f"training: {best}, geometric mean of 15 families")
     yield f"is {min(rounds):.2f} to {max(rounds):.2f}, depending on the round"
 
 
@@ -192,9 +193,8 @@ def cells_of(page):
         return f"{speed_in(summary, f'{kind}: {text}, geometric mean of {count} families'):.2f}"
 
     def cells(text, spread=True, image=True):
-        medians = list(
-            map(statistics.median, results.quotients("training", *quotients[text][:2]).values())
-        )
+        found = results.quotients("training", *quotients[text][:2])
+        medians = list(map(statistics.median, found.values()))
         ends = f" ({min(medians):.2f} to {max(medians):.2f})" if spread else ""
         return f"{mean('training', text)}{ends} | " + (f"{mean('image', text)} |" if image else "|")
 
