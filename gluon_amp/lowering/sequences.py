@@ -5,7 +5,8 @@ element by element, and divides each small product of a `batch_dot` among the th
 (`kernels/src/sequences.cc`). The replacements are for tensors in float32, as the policies have
 them, LayerNorm, softmax and log_softmax for the last axis. LayerNorm and GELU between casts read
 and write bfloat16 themselves. Their values are rounded where the casts round them. A log_softmax of
-which the loss picks one class is not written.
+which the loss picks one class is not written. A softmax scales what it reads itself, as attention
+does.
 """
 
 from typing import Dict, List, Optional
@@ -25,6 +26,7 @@ READ_BFLOAT16 = (LAYER_NORM, GELU)
 Attributes = Dict[str, str]
 
 FALSE = ("False", "false", "0")
+LEAST = 1e-30  # of a softmax's scale; float32 has it and its inverse
 
 
 def use_row_kernels(graph: TypedGraph) -> TypedGraph:
@@ -43,6 +45,8 @@ def use_row_kernels(graph: TypedGraph) -> TypedGraph:
 
     for i, node in enumerate(old):
         replacement = _picked(old, readers, node) or _replacement(node) or node
+        if replacement["op"] in (SOFTMAX, LOG_SOFTMAX):
+            replacement = _scaling(old, readers, replacement)
         if any(edges[tuple(e[:2])] != "float32" for e in replacement["inputs"]):
             replacement = node
         inputs, number = replacement["inputs"], len(out.nodes)
@@ -80,13 +84,27 @@ def _picked(nodes: List[dict], readers: Dict[int, List[tuple]], node: dict) -> O
         return None
     (i, *_), label = node["inputs"]
     source, attrs = nodes[i], node["attrs"]
-    if canonical(source["op"]) != "log_softmax" or _softmax(source["attrs"]) is None:
+    if canonical(source["op"]) != "log_softmax" or _softmax(source["attrs"]) != {"scale": "1.0"}:
         return None
     clips_last = attrs.get("axis", "-1") == "-1" and attrs.get("mode", "clip") == "clip"
     if len(readers[i]) > 1 or not clips_last:
         return None
     attrs = {"keepdims": attrs.get("keepdims", "False")}
     return {**node, "op": PICKED, "inputs": [source["inputs"][0], label], "attrs": attrs}
+
+
+def _scaling(nodes: List[dict], readers: Dict[int, List[tuple]], node: dict) -> dict:
+    """Return a softmax that multiplies by what a product with a number before it does, if any."""
+    ((i, *_),) = node["inputs"]
+    source = nodes[i]
+    op = canonical(source["op"])
+    if op not in ("_mul_scalar", "_div_scalar") or len(readers[i]) > 1:
+        return node
+    factor = float(source["attrs"]["scalar"])
+    scale = float(node["attrs"]["scale"]) * (factor if op == "_mul_scalar" else _inverse(factor))
+    if not LEAST < scale < 1 / LEAST:
+        return node
+    return {**node, "inputs": source["inputs"], "attrs": {"scale": repr(scale)}}
 
 
 def _batch_dot(attrs: Attributes) -> Attributes:
@@ -103,10 +121,17 @@ def _layer_norm(attrs: Attributes) -> Optional[Attributes]:
     return {"eps": attrs.get("eps", "1e-05")}
 
 
+def _inverse(x: float) -> float:
+    """Return 1 / x, or 0 if one of the two is too small or x is negative."""
+    return 1 / x if LEAST < x < 1 / LEAST else 0.0
+
+
 def _softmax(attrs: Attributes) -> Optional[Attributes]:
     plain = attrs.get("axis", "-1") == "-1" and attrs.get("use_length", "False") in FALSE
-    plain = plain and attrs.get("temperature", "None") in ("None", "1.0")
-    return {} if plain and attrs.get("dtype", "None") in ("None", "float32") else None
+    temperature = attrs.get("temperature", "None")
+    scale = 1.0 if temperature == "None" else _inverse(float(temperature))
+    plain = plain and scale and attrs.get("dtype", "None") in ("None", "float32")
+    return {"scale": repr(scale)} if plain else None
 
 
 def _split(attrs: Attributes, count: str = "num_outputs") -> Optional[Attributes]:

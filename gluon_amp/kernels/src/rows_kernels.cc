@@ -94,62 +94,64 @@ void layer_norm_grad(const void* grad_values, const void* x_values, const float*
   }
 }
 
-void softmax(const float* x, float* out, RowsShape shape) {
+void softmax(const float* x, float* out, RowsShape shape, float scale) {
   const int64_t n = shape.columns;
   for (int64_t row = 0; row < shape.rows; ++row, x += n, out += n) {
     const float largest = largest_of(x, n);
-    each(0, n, [=](auto v, int64_t i) { exp(v.load(x + i) - v.all(largest)).store(out + i); });
+    each(0, n, [=](auto v, int64_t i) {
+      exp((v.load(x + i) - v.all(largest)) * v.all(scale)).store(out + i);
+    });
     const float sum = sum_of(n, [=](auto v, int64_t i) { return v.load(out + i); });
     each(0, n, [=](auto v, int64_t i) { (v.load(out + i) / v.all(sum)).store(out + i); });
   }
 }
 
-void softmax_grad(const float* grad, const float* result, float* out, RowsShape shape) {
+void softmax_grad(const float* grad, const float* result, float* out, RowsShape shape, float scale) {
   const int64_t n = shape.columns;
   for (int64_t row = 0; row < shape.rows; ++row, grad += n, result += n, out += n) {
     const float sum = sum_of(n, [=](auto v, int64_t i) { return v.load(grad + i) * v.load(result + i); });
     each(0, n, [=](auto v, int64_t i) {
-      ((v.load(grad + i) - v.all(sum)) * v.load(result + i)).store(out + i);
+      ((v.load(grad + i) - v.all(sum)) * v.load(result + i) * v.all(scale)).store(out + i);
     });
   }
 }
 
-// An element of a row's log_softmax is (x - largest) - log_sum.
+// An element of a row's log_softmax is (x - largest) * scale - log_sum.
 struct LogSums {
-  float largest, log_sum;
+  float largest, log_sum, scale;
 
   template <typename V>
   V of(V x) const {
-    return x - V::all(largest) - V::all(log_sum);
+    return (x - V::all(largest)) * V::all(scale) - V::all(log_sum);
   }
 };
 
-LogSums log_sums_of(const float* x, int64_t n) {
+LogSums log_sums_of(const float* x, int64_t n, float scale) {
   const float largest = largest_of(x, n);
-  const auto power = [=](auto v, int64_t i) { return exp(v.load(x + i) - v.all(largest)); };
-  return {largest, std::log(sum_of(n, power))};
+  const auto power = [=](auto v, int64_t i) { return exp((v.load(x + i) - v.all(largest)) * v.all(scale)); };
+  return {largest, std::log(sum_of(n, power)), scale};
 }
 
-void log_softmax(const float* x, float* out, RowsShape shape) {
+void log_softmax(const float* x, float* out, RowsShape shape, float scale) {
   const int64_t n = shape.columns;
   for (int64_t row = 0; row < shape.rows; ++row, x += n, out += n) {
-    const LogSums sums = log_sums_of(x, n);
+    const LogSums sums = log_sums_of(x, n, scale);
     each(0, n, [=](auto v, int64_t i) { sums.of(v.load(x + i)).store(out + i); });
   }
 }
 
-void log_softmax_grad(const float* grad, const float* result, float* out, RowsShape shape) {
+void log_softmax_grad(const float* grad, const float* result, float* out, RowsShape shape, float scale) {
   const int64_t n = shape.columns;
   for (int64_t row = 0; row < shape.rows; ++row, grad += n, result += n, out += n) {
     const float sum = sum_of(n, [=](auto v, int64_t i) { return v.load(grad + i); });
     each(0, n, [=](auto v, int64_t i) {
-      (v.load(grad + i) - exp(v.load(result + i)) * v.all(sum)).store(out + i);
+      ((v.load(grad + i) - exp(v.load(result + i)) * v.all(sum)) * v.all(scale)).store(out + i);
     });
   }
 }
 
 float picked_log_softmax(const float* x, int64_t picked, float* sums, int64_t n) {
-  const LogSums found = log_sums_of(x, n);
+  const LogSums found = log_sums_of(x, n, 1);
   sums[0] = found.largest;
   sums[1] = found.log_sum;
   return found.of(One{x[picked]}).x;
@@ -157,7 +159,7 @@ float picked_log_softmax(const float* x, int64_t picked, float* sums, int64_t n)
 
 void picked_log_softmax_grad(float grad, const float* x, int64_t picked, const float* sums, float* x_grad,
                              int64_t n) {
-  const LogSums found{sums[0], sums[1]};
+  const LogSums found{sums[0], sums[1], 1};
   each(0, n, [=](auto v, int64_t i) {
     (v.all(0) - exp(found.of(v.load(x + i))) * v.all(grad)).store(x_grad + i);
   });

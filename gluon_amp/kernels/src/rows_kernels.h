@@ -19,10 +19,10 @@ struct LayerNormKernels {
                    float* beta_grad, RowsShape, float eps);
 };
 
-// The result may be the memory of the first array.
+// Of scale times x; scale is above 0. The result may be the memory of the first array.
 struct SoftmaxKernels {
-  void (*forward)(const float* x, float* out, RowsShape);
-  void (*backward)(const float* grad, const float* result, float* out, RowsShape);
+  void (*forward)(const float* x, float* out, RowsShape, float scale);
+  void (*backward)(const float* grad, const float* result, float* out, RowsShape, float scale);
 };
 
 // Of one row: an element of log_softmax, and its gradient. `sums` are what forward found: the largest element,

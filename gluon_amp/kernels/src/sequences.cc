@@ -4,6 +4,7 @@
 // MXNet computes the gradients of LayerNorm with several passes over temporary arrays, copies splits element
 // by element, and divides each of a batch's small products among the threads.
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -207,20 +208,31 @@ void by_rows(const Arrays& inputs, OpReqType req, const NDArray& output, Row row
   result.finish();
 }
 
+float scale_of(const NodeAttrs& attrs) {
+  const float scale = static_cast<float>(number_of(attrs, "scale", 1));
+  CHECK(0 < scale && scale < INFINITY) << attrs.op->name << ": scale";
+  return scale;
+}
+
 // softmax, or log_softmax: which of the two is a member of RowsKernels
 template <SoftmaxKernels RowsKernels::*which>
-void softmax(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+void softmax(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
              const Arrays& outputs) {
-  by_rows(inputs, req[0], outputs[0], [](const float* x, const float*, float* out, const RowsShape& shape) {
-    (kernels().rows->*which).forward(x, out, shape);
+  const float scale = scale_of(attrs);
+  by_rows(inputs, req[0], outputs[0], [=](const float* x, const float*, float* out, const RowsShape& shape) {
+    (kernels().rows->*which).forward(x, out, shape, scale);
   });
 }
 
 // inputs: the gradient of the result, and the result
 template <SoftmaxKernels RowsKernels::*which>
-void softmax_grad(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+void softmax_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
                   const Arrays& outputs) {
-  by_rows(inputs, req[0], outputs[0], (kernels().rows->*which).backward);
+  const float scale = scale_of(attrs);
+  by_rows(inputs, req[0], outputs[0], [=](const float* grad, const float* result, float* out,
+                                          const RowsShape& shape) {
+    (kernels().rows->*which).backward(grad, result, out, shape, scale);
+  });
 }
 
 template <SoftmaxKernels RowsKernels::*which>
