@@ -25,6 +25,7 @@ last two settings stay in the environment, where programs that this process star
 
 import contextlib
 import ctypes
+import logging
 import os
 import sys
 from typing import Dict, Iterator
@@ -40,11 +41,27 @@ AMX = {"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX"}
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 
+IDLE = (
+    "MXNet was imported before gluon_amp and uses half of the %d cores: "
+    "import gluon_amp first, or set OMP_NUM_THREADS=%d."
+)
+
+logger = logging.getLogger(__name__)
+
+
 @contextlib.contextmanager
 def one_thread_per_core() -> Iterator[None]:
-    """Return a context in which an import of MXNet gives it one thread per core."""
+    """Return a context in which an import of MXNet gives it one thread per core.
+
+    If MXNet is imported already, it keeps its threads, and a warning says that cores are idle. With
+    a wheel for GPUs, there is none.
+    """
     cores = count_cores()
-    if not cores or "mxnet" in sys.modules or any(name in os.environ for name in THREADS):
+    if not cores or any(name in os.environ for name in THREADS):
+        yield
+    elif "mxnet" in sys.modules:
+        if cores > 1 and not sys.modules["mxnet"].runtime.Features().is_enabled("CUDA"):
+            logger.warning(IDLE, cores, cores)
         yield
     else:
         with environment({"OMP_NUM_THREADS": str(cores)}):

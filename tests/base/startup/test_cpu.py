@@ -66,6 +66,20 @@ def test_one_thread_per_core_and_no_variable_for_child_processes():
     assert result["environment"] == kept
 
 
+@needs_topology
+@pytest.mark.skipif(hardware.count_cores() < 2, reason="no core can be idle")
+def test_an_import_after_mxnet_says_that_cores_are_idle():
+    """A step of a transformer took 1.8 times as long, without a word."""
+    code = "import numpy as np; np.bool = bool; import mxnet; import gluon_amp" + THREADS
+    assert json.loads(run(code))["threads"] == hardware.count_cores() // 2
+    cores = hardware.count_cores()
+    said = f"uses half of the {cores} cores: import gluon_amp first, or set OMP_NUM_THREADS={cores}"
+    assert said in run("import sys; sys.stderr = sys.stdout; " + code)
+    for quiet in ("import gluon_amp", "import gluon_amp, mxnet"):
+        assert run("import sys; sys.stderr = sys.stdout; " + quiet) == ""
+    assert "cores" not in run("import sys; sys.stderr = sys.stdout; " + code, OMP_NUM_THREADS="2")
+
+
 @pytest.mark.parametrize("chosen", [{}, dict.fromkeys(cpu.THREADS, "3"), {"imported": True}])
 def test_threads_are_set_during_the_import_alone(chosen, monkeypatch):
     """Not against a user's choice, by either variable, and not if MXNet has its threads already."""
