@@ -5,8 +5,8 @@ element by element, and divides each small product of a `batch_dot` among the th
 (`kernels/src/sequences.cc`). The replacements are for tensors in float32, as the policies have
 them, LayerNorm, softmax and log_softmax for the last axis. LayerNorm and GELU between casts read
 and write bfloat16 themselves. Their values are rounded where the casts round them. A log_softmax of
-which the loss picks one class is not written. A softmax scales what it reads itself, as attention
-does.
+which the loss picks one class is not written. A softmax also multiplies by the number that scales
+the scores of an attention.
 """
 
 from typing import Dict, List, Optional
@@ -94,7 +94,7 @@ def _picked(nodes: List[dict], readers: Dict[int, List[tuple]], node: dict) -> O
 
 
 def _scaling(nodes: List[dict], readers: Dict[int, List[tuple]], node: dict) -> dict:
-    """Return a softmax that multiplies by what a product with a number before it does, if any."""
+    """Return a softmax that also multiplies by the number before it, or the same node."""
     ((i, *_),) = node["inputs"]
     source = nodes[i]
     op = canonical(source["op"])

@@ -30,7 +30,7 @@ import os
 import sys
 from typing import Dict, Iterator
 
-from gluon_amp.base.hardware import count_cores, has_amx
+from gluon_amp.base.hardware import count_cores, count_processors, has_amx
 
 # The variables with which a user chooses the number of threads
 THREADS = ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS")
@@ -42,7 +42,7 @@ _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
 
 IDLE = (
-    "MXNet was imported before gluon_amp and uses half of the %d cores: "
+    "MXNet was imported before gluon_amp and uses %d of the %d cores: "
     "import gluon_amp first, or set OMP_NUM_THREADS=%d."
 )
 
@@ -60,8 +60,9 @@ def one_thread_per_core() -> Iterator[None]:
     if not cores or any(name in os.environ for name in THREADS):
         yield
     elif "mxnet" in sys.modules:
-        if cores > 1 and not sys.modules["mxnet"].runtime.Features().is_enabled("CUDA"):
-            logger.warning(IDLE, cores, cores)
+        threads = max(1, count_processors() // 2)
+        if threads < cores and not sys.modules["mxnet"].runtime.Features().is_enabled("CUDA"):
+            logger.warning(IDLE, threads, cores, cores)
         yield
     else:
         with environment({"OMP_NUM_THREADS": str(cores)}):

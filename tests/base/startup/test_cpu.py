@@ -11,6 +11,8 @@ from gluon_amp.base import hardware
 from gluon_amp.base.startup import cpu
 from tests import ROOT
 
+import mxnet as mx
+
 SETTINGS = (*cpu.THREADS, *cpu.SETTINGS, *cpu.AMX)
 
 # MXNet's own count of threads, as its operators and oneDNN use it
@@ -70,14 +72,30 @@ def test_one_thread_per_core_and_no_variable_for_child_processes():
 @pytest.mark.skipif(hardware.count_cores() < 2, reason="no core can be idle")
 def test_an_import_after_mxnet_says_that_cores_are_idle():
     """A step of a transformer took 1.8 times as long, without a word."""
+    if hardware.count_processors() > hardware.count_cores():
+        pytest.skip("the cores have hyperthreads, so MXNet uses all")
     code = "import numpy as np; np.bool = bool; import mxnet; import gluon_amp" + THREADS
     assert json.loads(run(code))["threads"] == hardware.count_cores() // 2
     cores = hardware.count_cores()
-    said = f"uses half of the {cores} cores: import gluon_amp first, or set OMP_NUM_THREADS={cores}"
+    said = (
+        f"{cores // 2} of the {cores} cores: import gluon_amp first, or set OMP_NUM_THREADS={cores}"
+    )
     assert said in run("import sys; sys.stderr = sys.stdout; " + code)
     for quiet in ("import gluon_amp", "import gluon_amp, mxnet"):
         assert run("import sys; sys.stderr = sys.stdout; " + quiet) == ""
     assert "cores" not in run("import sys; sys.stderr = sys.stdout; " + code, OMP_NUM_THREADS="2")
+
+
+@pytest.mark.parametrize("processors, idle", [(4, True), (8, False)])
+def test_hyperthreads_are_no_idle_cores(processors, idle, monkeypatch, caplog):
+    """MXNet starts a thread for two processors, which are one core with hyperthreads."""
+    monkeypatch.setattr(cpu, "count_cores", lambda: 4)
+    monkeypatch.setattr(cpu, "count_processors", lambda: processors)
+    monkeypatch.setattr(mx.runtime.Features, "is_enabled", lambda self, name: False)
+    for name in cpu.THREADS:
+        monkeypatch.delenv(name, raising=False)
+    with cpu.one_thread_per_core():
+        assert ("2 of the 4 cores" in caplog.text) == idle
 
 
 @pytest.mark.parametrize("chosen", [{}, dict.fromkeys(cpu.THREADS, "3"), {"imported": True}])
