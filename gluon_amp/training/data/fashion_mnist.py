@@ -18,7 +18,7 @@ PACKAGE = "dataset-fashion-mnist"
 FOLDER = Path("/usr/share/datasets/fashion-mnist")  # where Debian's package puts the files
 PARTS = ("train", "t10k")
 SIZE = 28
-SHIFT = 2  # images are shifted by up to 2 pixels in each direction, with background at the edge
+SHIFT = 2  # by default, how far images are shifted in each direction, with background at the edge
 CLASSES = tuple(
     "T-shirt/top,Trouser,Pullover,Dress,Coat,Sandal,Shirt,Sneaker,Bag,Ankle boot".split(",")
 )
@@ -30,21 +30,26 @@ class FashionImages(AugmentedImages):
     """Grey images as normalised RGB images, shifted and mirrored at random if there is a seed."""
 
     def __init__(
-        self, images: np.ndarray, labels: np.ndarray, size: int = SIZE, seed: Optional[int] = None
+        self,
+        images: np.ndarray,
+        labels: np.ndarray,
+        size: int = SIZE,
+        seed: Optional[int] = None,
+        shift: int = SHIFT,
     ):
         super().__init__((3, size, size), seed)
-        margins = ((0, 0), (SHIFT, SHIFT), (SHIFT, SHIFT))
-        self._padded = np.pad(images, margins)
+        self._padded = np.pad(images, ((0, 0), (shift, shift), (shift, shift)))
         self._labels = labels
-        self._size = size
+        self._size, self._shift = size, shift
 
     def __len__(self) -> int:
         return len(self._labels)
 
     def draw(self, index: int, generator: Optional[np.random.Generator], out: np.ndarray) -> int:
-        top, left, mirrored = SHIFT, SHIFT, False
+        top, left, mirrored = self._shift, self._shift, False
         if generator is not None:
-            top, left, mirrored = generator.integers((2 * SHIFT + 1, 2 * SHIFT + 1, 2)).tolist()
+            places = 2 * self._shift + 1
+            top, left, mirrored = generator.integers((places, places, 2)).tolist()
         image = self._padded[index, top : top + SIZE, left : left + SIZE]
         if mirrored:
             image = image[:, ::-1]
@@ -81,12 +86,17 @@ def _find(folder: Path, name: str) -> Path:
     )
 
 
-def open_fashion_mnist(folder: Path = FOLDER, seed: int = 0, size: int = SIZE) -> Source:
-    """Return the four files in a folder, plain or compressed by gzip, as a `Source`."""
+def open_fashion_mnist(
+    folder: Path = FOLDER, seed: int = 0, size: int = SIZE, shift: int = SHIFT
+) -> Source:
+    """Return the four files in a folder, plain or compressed by gzip, as a `Source`.
+
+    Training shifts its images by up to `shift` pixels.
+    """
     train, val = (load_part(folder, part) for part in PARTS)
     return Source(
         name="fashion-mnist",
-        train=FashionImages(*train, size, seed),
+        train=FashionImages(*train, size, seed, shift),
         val=FashionImages(*val, size),
         classes=len(CLASSES),
         image_shape=(3, size, size),

@@ -1,7 +1,7 @@
 """Networks by name: our own, those of MXNet's model zoo and of GluonCV's."""
 
 import re
-from typing import Callable, Dict, Optional, Tuple
+from typing import Callable, Dict, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import PIP, UsageError, close_matches, reason_of
 from gluon_amp.training.networks.efficientnet_lite import NAME, EfficientNetLite0
@@ -24,21 +24,35 @@ vgg11 vgg13 vgg16 vgg19 vgg11_bn vgg13_bn vgg16_bn vgg19_bn
 MXNET_MODELS: Tuple[str, ...] = tuple(_MXNET_FAMILIES.split())
 
 
-def convnet(classes: int) -> HybridBlock:
-    """Return a small image classifier, for small images and machines without a GPU.
+def convolutions(channels: Sequence[int]) -> nn.HybridSequential:
+    """Return layers that halve an image at each convolution.
 
     Pooling comes first because the layers after it are then four times cheaper, as in Page, "How to
     Train Your ResNet 8: Bag of Tricks" (2019).
     """
     net = nn.HybridSequential()
-    for count in (16, 32, 64):
+    for count in channels:
         net.add(
             nn.Conv2D(count, kernel_size=3, padding=1, use_bias=False),
             nn.MaxPool2D(),
             nn.BatchNorm(),
             nn.Activation("relu"),
         )
+    return net
+
+
+def convnet(classes: int) -> HybridBlock:
+    """Return a small image classifier, for small images and machines without a GPU."""
+    net = convolutions((16, 32, 64))
     net.add(nn.Dense(classes))
+    return net
+
+
+def lenet_bn(classes: int) -> HybridBlock:
+    """Return LeNet with 3×3 convolutions, BatchNorm, ReLU and dropout; pooling as in `convnet`."""
+    net = convolutions((32, 64))
+    net.add(nn.Dense(256, use_bias=False), nn.BatchNorm(), nn.Activation("relu"))
+    net.add(nn.Dropout(0.3), nn.Dense(classes))
     return net
 
 
@@ -58,6 +72,7 @@ def perceptron(classes: int) -> HybridBlock:
 
 OWN_MODELS: Dict[str, Callable[..., HybridBlock]] = {
     "convnet": convnet,
+    "lenet_bn": lenet_bn,
     "mlp": mlp,
     "perceptron": perceptron,
     NAME: EfficientNetLite0,

@@ -142,6 +142,8 @@ def _add_data(parser: TrainingParser) -> None:
     add("--crop-ratio", crop, type=real(0, 1, above=True), default=0.875, metavar="SHARE")
     area = "random crops for training have at least this share of an image's area"
     add("--min-random-area", area, type=real(0, 1, above=True), default=0.08, metavar="SHARE")
+    shifted = "shift images of Fashion-MNIST by up to N pixels in training"
+    add("--max-shift", shifted, type=whole(0, 27), default=2, metavar="N")
     colour = {"metavar": "R,G,B"}
     mean = (
         "mean to subtract from pixels, which range from 0 to 255; that of efficientnet_lite0's "
