@@ -23,8 +23,11 @@ PINNED_ATTR = "__gluon_amp_pinned__"
 # Attribute of the products of a graph that runs in float32 by our own operators
 FUSED_ATTR = "__gluon_amp_fused__"
 
+# Attribute of the casts whose values are rounded already, so that the emulation rounds gradients alone
+ROUNDED_ATTR = "__gluon_amp_rounded__"
+
 # All attributes of ours, which a graph for others leaves out
-OWN_ATTRS = (BLOCK_ATTR, ACCUMULATE_ATTR, ROUNDING_ATTR, PINNED_ATTR, FUSED_ATTR)
+OWN_ATTRS = (BLOCK_ATTR, ACCUMULATE_ATTR, ROUNDING_ATTR, PINNED_ATTR, FUSED_ATTR, ROUNDED_ATTR)
 
 
 class Rounding(NamedTuple):

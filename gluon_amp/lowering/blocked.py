@@ -17,7 +17,7 @@ from typing import Dict, List, Optional, Set, Tuple
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16, hardware
 from gluon_amp.base.registry import canonical
-from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, FUSED_ATTR, Writer, needed
+from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, FUSED_ATTR, ROUNDED_ATTR, Writer, needed
 from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, is_elementwise
 from gluon_amp.lowering.narrowing import narrowed
 from gluon_amp.lowering.pointwise import RELU, Program, instructions_of
@@ -110,7 +110,7 @@ class _Writing:
         for i, node in enumerate(self.nodes):
             accumulates = node.get("attrs", {}).get(ACCUMULATE_ATTR)
             dense = node["op"] == "FullyConnected" and self.found.is_low((i, 0))
-            if dense and not accumulates and self.edges[i, 0] not in self.widened:
+            if dense and not accumulates:
                 self._write_dense(i, node)
             elif (i, 0) not in self.images:
                 self._copy(i)
@@ -151,7 +151,13 @@ class _Writing:
             entry = self.out.emit(WIDEN_BFLOAT, f"{name}_wide", entry)
         elif dtype != "float16":
             return entry
-        return self.out.emit("amp_cast", f"{name}_{dtype}", entry, dtype=dtype)
+        return self._rounded(entry, dtype)
+
+    def _rounded(self, entry: list, dtype: str) -> list:
+        """Return float32 values that are rounded to a dtype as those of the dtype."""
+        name = self.out.nodes[entry[0]]["name"]
+        attrs = {"dtype": dtype, ROUNDED_ATTR: "True"}
+        return self.out.emit("amp_cast", f"{name}_{dtype}", entry, **attrs)
 
     def _emit(self, edge: Edge, op: str, name: str, *inputs: list, **attrs: str) -> list:
         """Append an operator of images, with what `element_of` in `kernels/src/blocked.h` reads."""
@@ -239,9 +245,18 @@ class _Writing:
         parameters, attrs = self._parameters(node)
         kept = ("num_hidden", "flatten")
         attrs.update({key: node["attrs"][key] for key in kept if key in node["attrs"]})
-        source = self._plain_data(i, node)
-        result = self._emit((i, 0), DENSE, node["name"], source, *parameters, **attrs)
-        self.plain[i, 0] = self._typed(result, self.edges[i, 0])
+        dtype = self.edges[i, 0]
+        if dtype not in self.widened:
+            source = self._plain_data(i, node)
+            result = self._emit((i, 0), DENSE, node["name"], source, *parameters, **attrs)
+            self.plain[i, 0] = self._typed(result, dtype)
+            return
+        # between dense layers, emulated bfloat16 stays in arrays of float32
+        source = self._plain(tuple(node["inputs"][0][:2]))
+        source = self.out.emit("amp_cast", f"{node['name']}_data", source, dtype="float32")
+        attrs["bfloat_values"] = "True"
+        result = self.out.emit(DENSE, node["name"], source, *parameters, **attrs)
+        self.plain[i, 0] = self._rounded(result, dtype)
 
     def _write_pooling(self, i: int, node: dict) -> list:
         kept = ("kernel", "stride", "pad", "pool_type", "global_pool", "pooling_convention")

@@ -26,7 +26,7 @@ from typing import Dict
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16
 from gluon_amp.base.formats import FORMATS, FloatFormat
-from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, Writer
+from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, ROUNDED_ATTR, Writer
 from gluon_amp.lowering import blocked, float16_sums
 from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.lowering.typed_graph import Edge, TypedGraph
@@ -127,7 +127,7 @@ class _EmulatedGraph(Writer):
         elif after in self.emulated:
             if before not in ("float32", *self.emulated):
                 entry = self._cast(entry, "float32")
-            self.replaced[i, 0] = self._round(entry, after)
+            self.replaced[i, 0] = self._round(entry, after, ROUNDED_ATTR in node["attrs"])
         else:
             self.replaced[i, 0] = self.copy(node, [entry])
 
@@ -157,11 +157,15 @@ class _EmulatedGraph(Writer):
             must_round = dtype in self.emulated and not exact
             self.replaced[edge] = self._round(entry, dtype) if must_round else entry
 
-    def _round(self, entry: list, dtype: str) -> list:
-        """Append the rounding of float32 values to the values of a dtype."""
+    def _round(self, entry: list, dtype: str, rounded: bool = False) -> list:
+        """Append the rounding of float32 values to the values of a dtype.
+
+        If they are rounded already, only their gradient is.
+        """
         name = self._name(entry, f"rounded_{dtype}")
         if self.native:
-            return self.emit(ROUND, name, entry, **rounding_attrs(FORMATS[dtype]))
+            attrs = {**rounding_attrs(FORMATS[dtype]), "rounded": str(rounded)}
+            return self.emit(ROUND, name, entry, **attrs)
         return self._widen(self.narrow(entry))
 
     def _widen(self, entry: list) -> list:

@@ -57,19 +57,22 @@ class Plans {
   std::map<Sizes, std::shared_ptr<const Plan>> plans_;
 };
 
-// How a product computes: the values of its arrays, and whether bfloat16 is widened to float32 for it
+// How a product computes: the values of its arrays, whether bfloat16 is widened to float32 for it, and
+// whether arrays of float32 hold the values of bfloat16, as the attribute `bfloat_values` says
 struct Precision {
   Element element;
-  bool widens;
+  bool widens, wide_values;
 
-  Precision(Element of_arrays) : element(of_arrays), widens(false) {}
+  Precision(Element of_arrays) : element(of_arrays), widens(false), wide_values(false) {}
   Precision(const NodeAttrs& attrs, const NDArray& array)
-      : element(element_of(attrs, array)),
-        widens(element == Element::kBfloat && flag_of(attrs, "in_float32")) {}
+      : element(element_of(attrs, array)), widens(false), wide_values(flag_of(attrs, "bfloat_values")) {
+    widens = element == Element::kBfloat && flag_of(attrs, "in_float32");
+    if (wide_values) element = Element::kBfloat;
+  }
 
   // Of the primitive
   dnnl_data_type_t dtype() const {
-    return element == Element::kBfloat && !widens ? dnnl_bf16 : dnnl_f32;
+    return element == Element::kBfloat && !widens && !wide_values ? dnnl_bf16 : dnnl_f32;
   }
   int bytes() const { return dtype() == dnnl_bf16 ? 2 : 4; }
   Element computed() const { return widens ? Element::kSingle : element; }
@@ -114,10 +117,11 @@ class Bias {
   std::vector<float> values_;
 };
 
-// The emulation's float16: rounds float32 results of oneDNN.
-inline void round_floats(float* values, int64_t n) {
+// The emulation: rounds float32 results of oneDNN.
+inline void round_floats(void* values, int64_t n, const Format& format = kFloat16) {
   in_parallel(n, [&](int64_t first, int64_t count) {
-    kernels().round(values + first, values + first, count, kFloat16);
+    float* const part = static_cast<float*>(values) + first;
+    kernels().round(part, part, count, format);
   });
 }
 
@@ -151,8 +155,8 @@ class Result {
       in_parallel(n_, [&](int64_t first, int64_t count) {
         kernels().to_bfloat(wide + first, out + first, count);
       });
-    } else if (p_.rounds_to_half()) {
-      round_floats(static_cast<float*>(data()), n_);
+    } else if (p_.rounds_to_half() || p_.wide_values) {
+      round_floats(data(), n_, p_.wide_values ? kBfloat16 : kFloat16);
     }
     add();
   }
@@ -162,7 +166,8 @@ class Result {
     if (added_.empty()) return;
     make_plain(array_);
     void* sum = result_of<char>(array_);
-    add_arrays(p_.element, {sum, added_.data()}, sum, n_);
+    add_arrays(p_.wide_values ? Element::kSingle : p_.element, {sum, added_.data()}, sum, n_);
+    if (p_.wide_values) round_floats(sum, n_, kBfloat16);
   }
 
  private:

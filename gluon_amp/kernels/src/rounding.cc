@@ -22,6 +22,13 @@ void round(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const
               });
 }
 
+// With the attribute `rounded`, the values are those of the format already, and gradients alone are rounded.
+void round_unrounded(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
+                     const Requests& req, const Arrays& outputs) {
+  if (req[0] == mxnet::kWriteInplace && flag_of(attrs, "rounded")) return;
+  round(attrs, context, inputs, req, outputs);
+}
+
 void round_relu(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
                 const Arrays& outputs) {
   elementwise(inputs, req[0], outputs[0],
@@ -68,7 +75,7 @@ void widen_bfloat(const NodeAttrs&, const OpContext&, const Arrays& inputs, cons
 constexpr int kFloat = mshadow::kFloat32, kHalf = mshadow::kFloat16, kShort = mshadow::kBfloat16;
 
 void register_rounding() {
-  add_with_gradient<kFloat, kFloat>("_gluon_amp_round", round, round);
+  add_with_gradient<kFloat, kFloat>("_gluon_amp_round", round_unrounded, round);
   const auto with_result = [](const ObjectPtr& node, const Entries& grads) {
     return Entries{grads[0], {node, 0, 0}};
   };
