@@ -9,7 +9,6 @@ import argparse
 import datetime
 import json
 import re
-import subprocess
 import sys
 import tempfile
 from importlib import metadata
@@ -131,31 +130,6 @@ def images(pixels: int, count: int = 4) -> nd.NDArray:
     return nd.broadcast_add(nd.broadcast_mul(noise, contrast), brightness)
 
 
-def calibrate(net: gluon.HybridBlock, inputs: tuple) -> None:
-    """Set the statistics of each BatchNorm to those of its input, as a trained net has them."""
-
-    def measure_input(norm, arguments):
-        x = arguments[0]
-        axes = [axis for axis in range(x.ndim) if axis != 1]  # of the channels
-        mean = x.mean(axis=axes, keepdims=True)
-        norm.running_mean.set_data(mean.reshape(-1))
-        norm.running_var.set_data(((x - mean) ** 2).mean(axis=axes))
-
-    hooks = []
-
-    def add_hook(block):
-        if isinstance(block, nn.BatchNorm):
-            hooks.append(block.register_forward_pre_hook(measure_input))
-
-    for name, param in net.collect_params().items():  # norms in symbols have no hooks
-        if name.endswith(("running_mean", "moving_mean", "running_var", "moving_var")):
-            param.set_data(nd.full(param.shape, float(name.endswith("var"))))
-    net.apply(add_hook)
-    net(*inputs)
-    for hook in hooks:
-        hook.detach()
-
-
 def words(count: int, length: int) -> nd.NDArray:
     """Return two sequences of random words."""
     return nd.array(np.random.randint(0, count, (2, length)))
@@ -246,15 +220,8 @@ def parts(values: pages.Values) -> pages.Parts:
 
 def run_in_process(name: str) -> List[list]:
     """Return the rows of a network, computed in another process."""
-    command = [sys.executable, "-m", "experiments.onnx_table", "--worker", name]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
-        if done.returncode == 0:
-            return json.loads(done.stdout.splitlines()[-1])
-        error = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-    except subprocess.TimeoutExpired:
-        error = f"took more than {LONGEST} s"
-    return [[name, policy, None, None, None, error] for policy in POLICIES]
+    rows, error = zoo_coverage.in_process("onnx_table", name, LONGEST)
+    return rows or [[name, policy, None, None, None, error] for policy in POLICIES]
 
 
 def run(name: str) -> List[list]:
@@ -275,7 +242,7 @@ def run(name: str) -> List[list]:
             inputs, batch_axis = (inputs[0][:1],), None
         net = zoo_coverage.untrained(name, **options)
         zoo_coverage.initialize(net, inputs[0])
-        calibrate(net, inputs)
+        zoo_coverage.calibrate(net, inputs[0])
     net.hybridize()
     return [exported(name, net, inputs, batch_axis, policy) for policy in POLICIES]
 

@@ -17,7 +17,7 @@ import json
 import re
 import subprocess
 import sys
-from typing import Dict, List, Optional, Sequence
+from typing import Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -30,7 +30,8 @@ from gluon_amp.policy.cast_pass import LOW_PRECISION
 from gluon_amp.training.command_line import Parser, output_file
 
 import mxnet as mx
-from mxnet import autograd, nd
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn
 from mxnet.gluon.model_zoo import vision
 
 POLICIES = ("float16", "mixed_float16", "bfloat16")
@@ -136,15 +137,20 @@ def all_networks() -> List[str]:
 
 def run_in_process(name: str) -> List[dict]:
     """Return the rows of a network, computed in another process."""
-    command = [sys.executable, "-m", "experiments.zoo_coverage", "--worker", name]
+    rows, error = in_process("zoo_coverage", name, LONGEST)
+    return rows or [{"network": name, "policy": p, "ok": False, "error": error} for p in POLICIES]
+
+
+def in_process(program: str, network: str, seconds: int) -> Tuple[list, str]:
+    """Return the rows that a program of this folder prints as JSON, or none and the reason."""
+    command = [sys.executable, "-m", f"experiments.{program}", "--worker", network]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
-        if done.returncode == 0:
-            return json.loads(done.stdout.splitlines()[-1])
-        error = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds)
     except subprocess.TimeoutExpired:
-        error = f"took more than {LONGEST} s"
-    return [{"network": name, "policy": p, "ok": False, "error": error} for p in POLICIES]
+        return [], f"took more than {seconds} s"
+    if done.returncode == 0:
+        return json.loads(done.stdout.splitlines()[-1]), ""
+    return [], (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
 
 
 def run(name: str) -> List[dict]:
@@ -230,20 +236,29 @@ def initialize(net, x) -> None:
         net(x)
 
 
-def calibrate(net, x) -> None:
-    """Set the BatchNorms' statistics to those of this data, so that no layer overflows."""
-    options = []
-    # MXNet has no public access to the options of a layer
-    net.apply(lambda block: options.append(getattr(block, "_kwargs", {})))
-    norms = [of_layer for of_layer in options if "momentum" in of_layer]
-    before = [norm["momentum"] for norm in norms]
-    for norm in norms:
-        norm["momentum"] = 0.0
-    with autograd.record():
-        outputs = outputs_of(net, x)
-    autograd.backward(outputs)  # on a CPU, this updates the running statistics
-    for norm, momentum in zip(norms, before):
-        norm["momentum"] = momentum
+def calibrate(net: gluon.HybridBlock, x: nd.NDArray) -> None:
+    """Set the statistics of each BatchNorm to those of its input, as a trained net has them."""
+
+    def measure_input(norm, arguments):
+        inputs = arguments[0]
+        axes = [axis for axis in range(inputs.ndim) if axis != 1]  # of the channels
+        mean = inputs.mean(axis=axes, keepdims=True)
+        norm.running_mean.set_data(mean.reshape(-1))
+        norm.running_var.set_data(((inputs - mean) ** 2).mean(axis=axes))
+
+    hooks = []
+
+    def add_hook(block):
+        if isinstance(block, nn.BatchNorm):
+            hooks.append(block.register_forward_pre_hook(measure_input))
+
+    for name, param in net.collect_params().items():  # norms in symbols have no hooks
+        if name.endswith(("running_mean", "moving_mean", "running_var", "moving_var")):
+            param.set_data(nd.full(param.shape, float(name.endswith("var"))))
+    net.apply(add_hook)
+    net(x)
+    for hook in hooks:
+        hook.detach()
 
 
 def yardstick(net, x, expected, dtype: str) -> float:
