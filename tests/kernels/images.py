@@ -18,6 +18,7 @@ ELEMENTS = ["bfloat16", *ELEMENTS] if bfloat16.is_native() else ELEMENTS
 PRECISION = {
     "bfloat16": 2.0**-8,
     "widened bfloat16": 2.0**-8,
+    "wide bfloat16": 2.0**-8,
     "float16": 2.0**-11,
     "float32": 2.0**-21,
 }
@@ -85,7 +86,7 @@ def operator(op, inputs, element, low=None, outputs=1, **attributes) -> mx.sym.S
     """Return a symbol of float32 variables that computes an operator in an element type.
 
     The inputs in `low`, by default the first one, are cast to it. Values of float16 are float32
-    arrays, as emulated.
+    arrays, as emulated, and so are those of "wide bfloat16".
     """
     names = list(dict.fromkeys(inputs))
     nodes = [{"op": "null", "name": name, "inputs": []} for name in names]
@@ -105,6 +106,8 @@ def operator(op, inputs, element, low=None, outputs=1, **attributes) -> mx.sym.S
 
     if element in ("widened bfloat16", "float32"):
         attributes["in_float32"] = True
+    if element == "wide bfloat16":
+        attributes["bfloat_values"] = True
 
     for name in names[:1] if low is None else low:
         entries[name] = cast(entries[name], "bfloat16")

@@ -28,7 +28,7 @@ LANES = [16, 16, 8, 0] if HAS_AVX512 else [16, 16, 8, 8]
 class Product:
     """A case of a product; `plain`: its data is an array of the user, and no blocked images."""
 
-    plain = True
+    plain, elements = True, ELEMENTS
 
     def result_precision(self, element):
         """Return the relative precision of each result, and that of sums in another order."""
@@ -50,7 +50,7 @@ class Product:
 
     def check(self, seed=0):
         """Compare with MXNet in every element type."""
-        for element in ELEMENTS:
+        for element in self.elements:
             arrays = self.arrays(element, seed)
             expected, head = self.expected(arrays, lambda s, e=element: normal(s, e, seed + 3))
             actual = self.compute(arrays, head, element)
@@ -58,6 +58,8 @@ class Product:
 
 
 class Dense(Product):
+    elements = (*ELEMENTS, "wide bfloat16")
+
     def __init__(self, shape, hidden, bias=True, flatten=True):
         self.shape, self.filters, self.bias, self.flatten = shape, hidden, bias, flatten
 

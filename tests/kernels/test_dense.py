@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 
 from gluon_amp.graph import from_json
-from tests.kernels.images import ELEMENTS, compute
+from tests.kernels.images import ELEMENTS, compute, operator
 from tests.kernels.products import Dense
 from tests.marks import needs_library
+
+import mxnet as mx
 
 pytestmark = [needs_library, pytest.mark.cpu_kind]
 
@@ -37,7 +39,15 @@ def test_layers(rows, columns, hidden):
     Dense((rows, columns), hidden).check()
 
 
-@pytest.mark.parametrize("element", sorted({"bfloat16", "float16"}.intersection(ELEMENTS)))
+def test_arrays_of_bfloat16_hold_no_wide_values():
+    case = Dense((2, 3), 4)
+    attrs = {"bfloat_values": True, **case.options()}
+    symbol = operator("_gluon_amp_dense", case.names(), "widened bfloat16", **attrs)
+    with pytest.raises(mx.MXNetError, match="bfloat_values expects float32 arrays"):
+        compute(symbol, case.arrays("float32"), np.ones((2, 4), np.float32))
+
+
+@pytest.mark.parametrize("element", ["float16", "wide bfloat16", *{"bfloat16"}.intersection(ELEMENTS)])
 def test_many_layers_read_one_tensor(element):
     """MXNet's executor then adds the gradients of the data in place."""
     arrays = {"data": np.array([[1, 2], [3, 4]], np.float32)}
@@ -47,6 +57,7 @@ def test_many_layers_read_one_tensor(element):
     nodes = [{"op": "null", "name": name, "inputs": []} for name in names]
     nodes.append({"op": low, "name": "low", "inputs": [[0, 0, 0]], "attrs": {}})
     attrs = {"num_hidden": "3", "no_bias": "True", "variable_weight": "True"}
+    attrs["bfloat_values"] = str(element == "wide bfloat16")
     for i in range(10):
         inputs = [[11, 0, 0], [i + 1, 0, 0]]
         nodes.append({"op": "_gluon_amp_dense", "name": f"d{i}", "inputs": inputs, "attrs": attrs})

@@ -109,6 +109,15 @@ def test_any_size_and_gradients_that_add_up(size):
     same(results["x"], expected + np.float32(1))
 
 
+def test_of_rounded_values_only_the_gradient_is_rounded():
+    x = mx.sym.var("x")
+    symbol = operator(ROUND, ["doubled"], "float16", rounded=True)(doubled=x * 2)
+    between = np.array([1 + 2**-20], np.float32)  # two float16 values
+    results = compute(symbol, {"x": between}, between)
+    assert results["result"] == np.float32(2 + 2**-19)
+    assert results["x"] == 2
+
+
 @needs_bfloat16
 @pytest.mark.parametrize("size", [1, 7, 4097, 100003])
 def test_the_cast_to_bfloat16_is_amp_casts_and_adds(size):

@@ -30,6 +30,16 @@ void set_data(const NodeAttrs& attrs, const mxnet::TShape& shape, Dense* d) {
   CHECK_GT(d->columns, 0) << attrs.op->name << ": the data has no columns";
 }
 
+// With the attribute `bfloat_values`, arrays of float32 hold the values of bfloat16.
+Precision precision_of(const NodeAttrs& attrs, const NDArray& array) {
+  Precision p(attrs, array);
+  if (!flag_of(attrs, "bfloat_values")) return p;
+  CHECK_EQ(array.dtype(), mshadow::kFloat32) << attrs.op->name << ": bfloat_values expects float32 arrays";
+  p.element = Element::kBfloat;
+  p.wide_values = true;
+  return p;
+}
+
 Product product_of(const Dense& d, const Precision& p) {
   return {d.rows, d.columns, d.hidden, p.dtype(), d.bias, false};
 }
@@ -41,7 +51,7 @@ void multiply(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   CHECK_NE(req[0], mxnet::kAddTo);
   Dense d = parse(attrs);
   set_data(attrs, inputs[0].shape(), &d);
-  const Precision p(attrs, inputs[0]);
+  const Precision p = precision_of(attrs, inputs[0]);
   const auto plan = plan_of(product_of(d, p), forward_kind(context));
   const auto weight = packed_weight(inputs[1], plan->weight, p.element, flag_of(attrs, "variable_weight"));
   const NDArray data = plain_copy(inputs[0]);
@@ -61,7 +71,7 @@ void multiply_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   set_data(attrs, inputs[1].shape(), &d);
   if (inputs[1].shape().Size() == 0) return write_zero_gradients(req, outputs);
   const NDArray grad = plain_copy(inputs[0]), data = plain_copy(inputs[1]);
-  const Precision p(attrs, grad);
+  const Precision p = precision_of(attrs, grad);
   const void* grads = read(p, grad, Purpose::kWideResult);
   const Product product = product_of(d, p);
   if (req[1] != mxnet::kNullOp || (d.bias && req[2] != mxnet::kNullOp)) {

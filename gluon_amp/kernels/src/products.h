@@ -58,17 +58,15 @@ class Plans {
 };
 
 // How a product computes: the values of its arrays, whether bfloat16 is widened to float32 for it, and
-// whether arrays of float32 hold the values of bfloat16, as the attribute `bfloat_values` says
+// whether arrays of float32 hold the values of bfloat16
 struct Precision {
   Element element;
-  bool widens, wide_values;
+  bool widens, wide_values = false;
 
-  Precision(Element of_arrays) : element(of_arrays), widens(false), wide_values(false) {}
+  Precision(Element of_arrays) : element(of_arrays), widens(false) {}
   Precision(const NodeAttrs& attrs, const NDArray& array)
-      : element(element_of(attrs, array)), widens(false), wide_values(flag_of(attrs, "bfloat_values")) {
-    widens = element == Element::kBfloat && flag_of(attrs, "in_float32");
-    if (wide_values) element = Element::kBfloat;
-  }
+      : element(element_of(attrs, array)),
+        widens(element == Element::kBfloat && flag_of(attrs, "in_float32")) {}
 
   // Of the primitive
   dnnl_data_type_t dtype() const {

@@ -14,6 +14,8 @@ from gluon_amp.training.data.fashion_mnist import (
     FashionImages,
     load_part,
 )
+from gluon_amp.training.runs.recipe import read
+from gluon_amp.training.runs.sources import open_data
 from tests.idx_files import idx, write_fashion
 from tests.training.data.refusal import refusal
 
@@ -77,6 +79,18 @@ def test_augmentation_shifts_by_up_to_two_pixels_and_mirrors():
     assert places == {(row, column) for row in rows for column in columns}
     corner = FashionImages(dot(0, 0), np.zeros(1, np.uint8), seed=0)  # shifted out, it is gone
     assert {int((corner[epoch][0].asnumpy()[0] > 0).sum()) for epoch in range(50)} == {0, 1}
+
+
+def test_without_a_shift_images_are_only_mirrored(tmp_path):
+    line = f"--dataset fashion-mnist --data-dir {write_fashion(tmp_path)} --max-shift 0"
+    train = open_data(read(line.split()), devices=1).train
+    first = load_part(tmp_path, "train")[0][0]
+    original = ((first / 255 - 0.286) / 0.353).astype("float32")
+    seen = {train[epoch * len(train)][0].asnumpy()[0].tobytes() for epoch in range(20)}
+    expected = [original, original[:, ::-1]]
+    assert len(seen) == 2
+    for image in expected:
+        assert any(np.allclose(np.frombuffer(one, "float32"), image.ravel()) for one in seen)
 
 
 def test_augmentation_depends_on_the_seed(tmp_path):
