@@ -23,7 +23,7 @@ PINNED_ATTR = "__gluon_amp_pinned__"
 # Attribute of the products of a graph that runs in float32 by our own operators
 FUSED_ATTR = "__gluon_amp_fused__"
 
-# Attribute of the casts whose values are rounded already, so that the emulation rounds gradients alone
+# Attribute of the casts of rounded values, of which the emulation rounds the gradients alone
 ROUNDED_ATTR = "__gluon_amp_rounded__"
 
 # All attributes of ours, which a graph for others leaves out

@@ -47,7 +47,9 @@ def test_arrays_of_bfloat16_hold_no_wide_values():
         compute(symbol, case.arrays("float32"), np.ones((2, 4), np.float32))
 
 
-@pytest.mark.parametrize("element", ["float16", "wide bfloat16", *{"bfloat16"}.intersection(ELEMENTS)])
+@pytest.mark.parametrize(
+    "element", ["float16", "wide bfloat16", *{"bfloat16"}.intersection(ELEMENTS)]
+)
 def test_many_layers_read_one_tensor(element):
     """MXNet's executor then adds the gradients of the data in place."""
     arrays = {"data": np.array([[1, 2], [3, 4]], np.float32)}
