@@ -180,7 +180,7 @@ FASHION = Design(
         *RESUME,
     ),
     margin=0.3,
-    sd=0.25,  # docs/results/fashion/pilot.csv: two other seeds of the first two rows
+    sd=0.14,  # docs/results/fashion/pilot.csv: two other seeds of the first two rows
     paired=True,
     rows=_rows(("float32", 128), ("float16", 128), ("bfloat16", 128)),
 )

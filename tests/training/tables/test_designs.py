@@ -21,7 +21,7 @@ ROWS = {
     "digits": ("float32-64 .1 float16-64 .1 bfloat16-64 .1 float32-128 .2 float16-128 .2", 15),
     "fashion": (
         "float32-128 .1 float16-128 .1 bfloat16-128 .1",
-        8,
+        3,
     ),
     "caltech101": (
         "float32-32 .01 float16-32 .01 bfloat16-32 .01 float32-64 .02 float16-64 .02",
