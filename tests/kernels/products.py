@@ -49,12 +49,14 @@ class Product:
         return ["data", "weight"] + ["bias"] * self.bias
 
     def check(self, seed=0):
-        """Compare with MXNet in every element type."""
+        """Compare with MXNet in every element type, in training and in inference."""
         for element in self.elements:
             arrays = self.arrays(element, seed)
             expected, head = self.expected(arrays, lambda s, e=element: normal(s, e, seed + 3))
             actual = self.compute(arrays, head, element)
             assert_close(actual, expected, *self.result_precision(element))
+            inferred = self.compute(arrays, None, element)
+            assert_close(inferred, {"result": expected["result"]}, *self.result_precision(element))
 
 
 class Dense(Product):
@@ -108,11 +110,11 @@ class Convolution(Product):
         inputs = dict(arrays)
         if not self.plain:
             inputs["data"] = to_blocked(arrays["data"], self.lanes, self.padding)
-        head = to_blocked(head, self.lanes, self.padding)
+        head = None if head is None else to_blocked(head, self.lanes, self.padding)
         results = compute(self.symbol(element), inputs, head, requests)
         results["result"] = to_plain(results["result"], self.filters)
         written = requests if isinstance(requests, str) else requests["data"]
-        if not self.plain and written == "write":
+        if head is not None and not self.plain and written == "write":
             results["data"] = to_plain(results["data"], self.shape[1])
         return results
 

@@ -139,6 +139,28 @@ void to_plain(const void* blocked, void* plain, int64_t channels, const Blocked&
   move_values<false>(blocked, plain, channels, shape, bytes);
 }
 
+float* change_lanes(const float* from, const Blocked& old_shape, float* to, const Blocked& new_shape) {
+  const bool joins = new_shape.groups == 1 && new_shape.size() <= old_shape.size();
+  const Blocked &joined = joins ? new_shape : old_shape, &split = joins ? old_shape : new_shape;
+  const int64_t positions = split.positions(), lanes = split.lanes, channels = joined.lanes;
+#pragma omp parallel for schedule(static) if (split.size() > 2 * kBlock)
+  for (int64_t row = 0; row < split.images * split.height; ++row) {
+    const int64_t image = row / split.height, first = row % split.height * split.width;
+    for (int64_t group = 0; group < split.groups; ++group) {
+      const int64_t used = std::min(lanes, channels - group * lanes);
+      int64_t of_joined = (image * positions + first) * channels + group * lanes;
+      int64_t of_split = ((image * split.groups + group) * positions + first) * lanes;
+      for (int64_t i = 0; i < split.width; ++i, of_joined += channels, of_split += lanes) {
+        const float* source = from + (joins ? of_split : of_joined);
+        float* target = to + (joins ? of_joined : of_split);
+        std::copy(source, source + used, target);
+        if (!joins) std::fill(target + used, target + lanes, 0.f);
+      }
+    }
+  }
+  return to;
+}
+
 void register_blocking() {
   add_move<true>("_gluon_amp_block", infer_block);
   add_move<false>("_gluon_amp_unblock", infer_unblock);
