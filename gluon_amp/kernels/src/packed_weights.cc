@@ -467,6 +467,10 @@ void* scratch(Purpose purpose, size_t bytes) {
 
 std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
                                             Element element, bool is_variable) {
+  const bool as_stored = desc.data_type == dnnl_f32 && weight.dtype() == mshadow::kFloat32 && is_plain(desc);
+  if (as_stored && element == Element::kSingle && !weight.IsMKLDNNData()) {
+    return std::make_shared<Buffer>(plain_data<float>(weight));
+  }
   std::shared_ptr<const Buffer> buffer;
   if (!is_variable || is_foreign(weight) || is_being_written(weight)) {
     buffer = std::make_shared<Buffer>(bytes_of(desc));

@@ -12,13 +12,16 @@
 
 namespace gluon_amp {
 
-// Aligned memory, which is not initialized
+// Aligned memory, which is not initialized, or memory of another owner
 class Buffer {
  public:
-  explicit Buffer(size_t bytes) : bytes_(bytes) {
+  explicit Buffer(size_t bytes) : bytes_(bytes), owned_(true) {
     if (posix_memalign(&data_, 64, bytes ? bytes : 1)) throw std::bad_alloc();
   }
-  ~Buffer() { std::free(data_); }
+  explicit Buffer(float* borrowed) : data_(borrowed), bytes_(0), owned_(false) {}
+  ~Buffer() {
+    if (owned_) std::free(data_);
+  }
   Buffer(const Buffer&) = delete;
   Buffer& operator=(const Buffer&) = delete;
   void* data() const { return data_; }
@@ -27,6 +30,7 @@ class Buffer {
  private:
   void* data_;
   size_t bytes_;
+  bool owned_;
 };
 
 // Whether a weight has the plain layout
@@ -43,7 +47,7 @@ void* scratch(Purpose purpose, size_t bytes);
 // `desc` has the dimensions (filters, channels, ...) or, with groups, (groups, filters, channels, ...).
 // If the weight is a variable of the graph (a parameter), the result is kept until the weight is written;
 // otherwise a graph may write it without a new version of the array. It is not kept for memory that MXNet
-// does not own. Whoever writes MXNet's memory by its address (to_dlpack_for_write, or another process in
+// does not own. What the primitive reads as it is stored is the weight's own memory. Whoever writes MXNet's memory by its address (to_dlpack_for_write, or another process in
 // shared memory) must then write the array through MXNet, too, as by array[:] = array.
 std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
                                             Element element, bool is_variable);
