@@ -139,22 +139,17 @@ class _Writing:
                 channels = str(self.images[edge].channels)
                 name = f"{node['name']}_plain"
                 entry = self._emit(edge, UNBLOCK, name, self._blocked(edge), channels=channels)
+                if self.edges[edge] in self.widened:
+                    entry = self.out.emit(WIDEN_BFLOAT, f"{name}_wide", entry)
                 self.plain[edge] = self._typed(entry, self.edges[edge])
             else:  # it was to be computed together with its readers
                 self._copy(edge[0])
         return list(self.plain[edge])
 
     def _typed(self, entry: list, dtype: str) -> list:
-        """Return an entry of the emulation, whose arrays are float32, as one of the cast graph."""
-        name = self.out.nodes[entry[0]]["name"]
-        if dtype in self.widened:
-            entry = self.out.emit(WIDEN_BFLOAT, f"{name}_wide", entry)
-        elif dtype != "float16":
+        """Return an entry of the emulation, rounded values in float32, as one of the cast graph."""
+        if dtype not in ("float16", *self.widened):
             return entry
-        return self._rounded(entry, dtype)
-
-    def _rounded(self, entry: list, dtype: str) -> list:
-        """Return float32 values that are rounded to a dtype as those of the dtype."""
         name = self.out.nodes[entry[0]]["name"]
         attrs = {"dtype": dtype, ROUNDED_ATTR: "True"}
         return self.out.emit("amp_cast", f"{name}_{dtype}", entry, **attrs)
@@ -181,10 +176,7 @@ class _Writing:
         source = self._plain(tuple(node["inputs"][0][:2]))
         if self.edges[i, 0] not in ("float16", *self.widened):
             return source
-        source = self.out.emit("amp_cast", f"{node['name']}_data", source, dtype="float32")
-        if self.edges[i, 0] == "float16":
-            return source
-        return self.out.emit(NARROW_BFLOAT, f"{node['name']}_narrow", source)
+        return self.out.emit("amp_cast", f"{node['name']}_data", source, dtype="float32")
 
     def _parameters(self, node: dict) -> Tuple[List[list], Dict[str, str]]:
         """Return the weight and bias that a product reads, and its attributes about them."""
@@ -229,7 +221,10 @@ class _Writing:
         attrs.update({key: node["attrs"][key] for key in kept if key in node["attrs"]})
         attrs["lanes"] = str(lanes_for(self.edges[i, 0]))
         if data is None:
-            return [self._plain_data(i, node), *parameters], {**attrs, "plain_data": "True"}
+            source = self._plain_data(i, node)
+            if self.edges[i, 0] in self.widened:
+                source = self.out.emit(NARROW_BFLOAT, f"{node['name']}_narrow", source)
+            return [source, *parameters], {**attrs, "plain_data": "True"}
         return [self._data(node), *parameters], {**attrs, "channels": str(data.channels)}
 
     def _is_rounded_by_reader(self, i: int) -> bool:
@@ -245,18 +240,13 @@ class _Writing:
         parameters, attrs = self._parameters(node)
         kept = ("num_hidden", "flatten")
         attrs.update({key: node["attrs"][key] for key in kept if key in node["attrs"]})
-        dtype = self.edges[i, 0]
-        if dtype not in self.widened:
-            source = self._plain_data(i, node)
-            result = self._emit((i, 0), DENSE, node["name"], source, *parameters, **attrs)
-            self.plain[i, 0] = self._typed(result, dtype)
-            return
-        # between dense layers, emulated bfloat16 stays in arrays of float32
-        source = self._plain(tuple(node["inputs"][0][:2]))
-        source = self.out.emit("amp_cast", f"{node['name']}_data", source, dtype="float32")
-        attrs["bfloat_values"] = "True"
-        result = self.out.emit(DENSE, node["name"], source, *parameters, **attrs)
-        self.plain[i, 0] = self._rounded(result, dtype)
+        if (
+            self.edges[i, 0] in self.widened
+        ):  # between dense layers, arrays of float32 hold its values
+            attrs["bfloat_values"] = "True"
+        source = self._plain_data(i, node)
+        result = self._emit((i, 0), DENSE, node["name"], source, *parameters, **attrs)
+        self.plain[i, 0] = self._typed(result, self.edges[i, 0])
 
     def _write_pooling(self, i: int, node: dict) -> list:
         kept = ("kernel", "stride", "pad", "pool_type", "global_pool", "pooling_convention")

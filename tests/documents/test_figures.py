@@ -167,19 +167,30 @@ def rows_of_the_speeds():
     what = f"overflow check of {gradients / 1e6:.1f} M gradients"
     yield f"| {what} | MXNet's `multi_all_finite` | {check:.0f} |"
     plain, own, _, peer, best, fused, half = (text for text, *_ in families.QUOTIENTS)
-    cells, summary = cells_of("families")
-    yield f"| bfloat16 | stock float32 | {cells(plain)}"
-    yield f"| bfloat16 | float32 under `amp.Trainer` | {cells(own, spread=False, image=False)}"
-    yield f"| bfloat16 | PyTorch 2.14, the faster of float32 and bfloat16 | {cells(peer)}"
-    yield f"| float16, emulated | stock float32 | {cells(half, spread=False)}"
-    worst = speed_in(summary, f"image: {peer}, worst family (mobilenetv3_large)")
+    native = (
+        ("bfloat16", "stock float32", plain, {}),
+        ("bfloat16", "float32 under `amp.Trainer`", own, {"spread": False, "image": False}),
+        ("bfloat16", "PyTorch 2.14, the faster of float32 and bfloat16", peer, {}),
+        ("float16, emulated", "stock float32", half, {"spread": False}),
+    )
+    emulated = (
+        ("fused_float32", "stock float32", fused, {"image": False}),
+        ("the fastest policy", "PyTorch 2.14 in float32", best, {}),
+        ("float16, emulated", "stock float32", half, {"spread": False}),
+        ("bfloat16, emulated", "stock float32", plain, {"spread": False}),
+    )
+    summaries = {}
+    for page, rows in (
+        ("families", native),
+        ("families-avx2", emulated),
+        ("families-avx512", emulated),
+    ):
+        cells, summaries[page] = cells_of(page)
+        for case, other, ratio, shown in rows:
+            yield f"| {case} | {other} | {cells(ratio, **shown)}"
+    worst = speed_in(summaries.pop("families"), f"image: {peer}, worst family (mobilenetv3_large)")
     yield f"inference of one image is slower than PyTorch's ({worst:.2f})"
-    for page in ("families-avx2", "families-avx512"):
-        cells, summary = cells_of(page)
-        yield f"| fused_float32 | stock float32 | {cells(fused, image=False)}"
-        yield f"| the fastest policy | PyTorch 2.14 in float32 | {cells(best)}"
-        yield f"| float16, emulated | stock float32 | {cells(half, spread=False)}"
-        yield f"| bfloat16, emulated | stock float32 | {cells(plain, spread=False)}"
+    for summary in summaries.values():
         rounds = rounds_in(summary, f"training: {best}, geometric mean of 15 families")
         yield f"second line is {min(rounds):.2f} to {max(rounds):.2f}, depending on the round"
 

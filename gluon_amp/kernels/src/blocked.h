@@ -76,9 +76,10 @@ void with_elements(Element element, Body body) {
 void to_blocked(const void* plain, void* blocked, int64_t channels, const Blocked& shape, int bytes);
 void to_plain(const void* blocked, void* plain, int64_t channels, const Blocked& shape, int bytes);
 
-// Copies the images between two layouts of which one has all channels side by side, as many as lanes, and
-// returns the copy. Lanes beyond the last channel become zeros.
-float* change_lanes(const float* from, const Blocked& old_shape, float* to, const Blocked& new_shape);
+// Copies images with `channels` channels to blocks of other lanes, and returns the copy. In one of the two
+// layouts, all channels are side by side. Lanes beyond the last channel become zeros.
+float* change_lanes(const float* from, const Blocked& old_shape, float* to, const Blocked& new_shape,
+                    int64_t channels);
 
 inline Sum<Bfloat> sum_of(Bfloat) { return kernels().moves->sum_bfloat; }
 inline Sum<HalfValue> sum_of(HalfValue) { return kernels().moves->sum_half; }

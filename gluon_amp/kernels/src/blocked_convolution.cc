@@ -177,13 +177,13 @@ Pass pass_of(Convolution c, dnnl_data_type_t dtype, dnnl_prop_kind_t kind) {
 
 // oneDNN 2.4's fastest kernels for AVX512 in float32 (brgconv) read all channels side by side, and weights in
 // blocks of filters alone. For 3×3 kernels they take two thirds of the others' time. A convolution with fewer
-// products for each result does not pay for the copies.
+// products for each result does not pay for the copies. Without AVX512 there are no such kernels, and 8 lanes.
 constexpr int64_t kFewProducts = 256;
 
-// The pass of inference. In training, weights stay in the layout that the backward pass can turn.
-Pass fastest_pass_of(const Convolution& c, dnnl_data_type_t dtype, dnnl_prop_kind_t kind) {
+// The forward pass: the same in training and in inference, so that both compute the same bits
+Pass forward_pass_of(const Convolution& c, dnnl_data_type_t dtype, dnnl_prop_kind_t kind) {
   const int64_t positions = c.kernel[0] * c.kernel[1], products = c.channels / c.groups * positions;
-  if (kind == dnnl_forward_inference && dtype == dnnl_f32 && !c.nhwc && !c.reads_plain() && positions > 1 &&
+  if (dtype == dnnl_f32 && c.lanes == 16 && !c.nhwc && !c.reads_plain() && positions > 1 &&
       products >= kFewProducts) {
     Convolution side_by_side = c;
     side_by_side.nhwc = true;
@@ -225,7 +225,7 @@ void write_result(const Convolution& whole, const Precision& p, dnnl_prop_kind_t
                   const NDArray& images, Pack pack, const float* bias, OpReqType req, const NDArray& output,
                   bool rounds = true) {
   if (req == mxnet::kNullOp) return;
-  const Pass pass = fastest_pass_of(readable(whole), p.dtype(), kind);
+  const Pass pass = forward_pass_of(readable(whole), p.dtype(), kind);
   const Convolution& c = pass.c;
   const Plan* plan = pass.plan.get();
   const auto weight = pack(plan->weight, p.element);
@@ -236,7 +236,7 @@ void write_result(const Convolution& whole, const Precision& p, dnnl_prop_kind_t
   const void* read = read_data(c, p, data);
   if (side_by_side && !c.plain_data) {
     float* copy = static_cast<float*>(scratch(Purpose::kImages, c.blocked_data().size() * sizeof(float)));
-    read = change_lanes(static_cast<const float*>(read), whole.blocked_data(), copy, c.blocked_data());
+    read = change_lanes(static_cast<const float*>(read), whole.blocked_data(), copy, c.blocked_data(), c.channels);
   }
   void* result = moves ? scratch(Purpose::kResult, shape.size() * p.bytes()) : target.data();
   plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read},
@@ -244,7 +244,8 @@ void write_result(const Convolution& whole, const Precision& p, dnnl_prop_kind_t
                             {DNNL_ARG_BIAS, &plan->bias, bias},
                             {DNNL_ARG_DST, &plan->result, result}});
   if (side_by_side && !c.plain_result) {
-    change_lanes(static_cast<float*>(result), shape, static_cast<float*>(target.data()), whole.blocked_result());
+    change_lanes(static_cast<float*>(result), shape, static_cast<float*>(target.data()), whole.blocked_result(),
+                 c.filters);
   } else if (moves) {
     (c.plain_result ? to_plain : to_blocked)(result, target.data(), c.filters, shape, p.bytes());
   }

@@ -139,22 +139,22 @@ void to_plain(const void* blocked, void* plain, int64_t channels, const Blocked&
   move_values<false>(blocked, plain, channels, shape, bytes);
 }
 
-float* change_lanes(const float* from, const Blocked& old_shape, float* to, const Blocked& new_shape) {
-  const bool joins = new_shape.groups == 1 && new_shape.size() <= old_shape.size();
-  const Blocked &joined = joins ? new_shape : old_shape, &split = joins ? old_shape : new_shape;
-  const int64_t positions = split.positions(), lanes = split.lanes, channels = joined.lanes;
-#pragma omp parallel for schedule(static) if (split.size() > 2 * kBlock)
-  for (int64_t row = 0; row < split.images * split.height; ++row) {
-    const int64_t image = row / split.height, first = row % split.height * split.width;
-    for (int64_t group = 0; group < split.groups; ++group) {
-      const int64_t used = std::min(lanes, channels - group * lanes);
-      int64_t of_joined = (image * positions + first) * channels + group * lanes;
-      int64_t of_split = ((image * split.groups + group) * positions + first) * lanes;
-      for (int64_t i = 0; i < split.width; ++i, of_joined += channels, of_split += lanes) {
-        const float* source = from + (joins ? of_split : of_joined);
-        float* target = to + (joins ? of_joined : of_split);
-        std::copy(source, source + used, target);
-        if (!joins) std::fill(target + used, target + lanes, 0.f);
+float* change_lanes(const float* from, const Blocked& old_shape, float* to, const Blocked& new_shape,
+                    int64_t channels) {
+  const int64_t width = old_shape.width, height = old_shape.height, run = std::min(old_shape.lanes, new_shape.lanes);
+  const auto start = [&](const Blocked& shape, int64_t row, int64_t channel) {
+    const int64_t group = row / height * shape.groups + channel / shape.lanes;
+    return (group * height + row % height) * width * shape.lanes + channel % shape.lanes;
+  };
+#pragma omp parallel for schedule(static) if (old_shape.size() > 2 * kBlock)
+  for (int64_t row = 0; row < old_shape.images * height; ++row) {
+    for (int64_t channel = 0; channel < channels; channel += run) {
+      const int64_t count = std::min(run, channels - channel);
+      const int64_t zeros = channel + count == channels ? new_shape.groups * new_shape.lanes - channels : 0;
+      const float* source = from + start(old_shape, row, channel);
+      float* target = to + start(new_shape, row, channel);
+      for (int64_t i = 0; i < width; ++i, source += old_shape.lanes, target += new_shape.lanes) {
+        std::fill(std::copy(source, source + count, target), target + count + zeros, 0.f);
       }
     }
   }

@@ -393,17 +393,6 @@ Packed find_turned(const NDArray& weight, const dnnl_memory_desc_t& desc, Elemen
   return {};
 }
 
-// Frees what is kept of a weight's former values: inference and training may read different layouts.
-void forget_former(Key key, const NDArray& weight) {
-  std::get<2>(key).clear();  // comes before all layouts
-  for (auto item = cache().lower_bound(key); item != cache().end();) {
-    if (std::get<0>(item->first) != std::get<0>(key)) return;
-    const Packed& packed = item->second;
-    const bool present = packed.version == weight.version() && packed.chunk.lock() == chunk_of(weight);
-    item = present ? std::next(item) : cache().erase(item);
-  }
-}
-
 constexpr std::chrono::milliseconds kInterval(100);
 bool forgetting = false;  // whether a thread forgets the weights of arrays that are gone
 
@@ -495,7 +484,6 @@ std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_me
   if (!buffer) buffer = std::make_shared<Buffer>(bytes_of(desc));
   fill(weight, desc, element, buffer->data());
   std::lock_guard<std::mutex> lock(mutex);
-  forget_former(key, weight);
   cache()[key] = Packed{chunk_of(weight), version, desc, element, buffer};
   forget_when_expired();
   return buffer;

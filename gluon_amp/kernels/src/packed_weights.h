@@ -47,8 +47,9 @@ void* scratch(Purpose purpose, size_t bytes);
 // `desc` has the dimensions (filters, channels, ...) or, with groups, (groups, filters, channels, ...).
 // If the weight is a variable of the graph (a parameter), the result is kept until the weight is written;
 // otherwise a graph may write it without a new version of the array. It is not kept for memory that MXNet
-// does not own. What the primitive reads as it is stored is the weight's own memory. Whoever writes MXNet's memory by its address (to_dlpack_for_write, or another process in
+// does not own. Whoever writes MXNet's memory by its address (to_dlpack_for_write, or another process in
 // shared memory) must then write the array through MXNet, too, as by array[:] = array.
+// A primitive that reads a weight as it is stored gets the weight's own memory.
 std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
                                             Element element, bool is_variable);
 

@@ -75,6 +75,9 @@ struct Precision {
   int bytes() const { return dtype() == dnnl_bf16 ? 2 : 4; }
   Element computed() const { return widens ? Element::kSingle : element; }
   bool rounds_to_half() const { return element == Element::kHalf; }
+  // Whether float32 results have to be rounded, and to which format
+  bool rounds_floats() const { return rounds_to_half() || wide_values; }
+  const Format& format() const { return wide_values ? kBfloat16 : kFloat16; }
 };
 
 // The values of an array as the primitive reads them
@@ -116,10 +119,10 @@ class Bias {
 };
 
 // The emulation: rounds float32 results of oneDNN.
-inline void round_floats(void* values, int64_t n, const Format& format = kFloat16) {
+inline void round_floats(void* values, int64_t n, const Format& format) {
+  float* const floats = static_cast<float*>(values);
   in_parallel(n, [&](int64_t first, int64_t count) {
-    float* const part = static_cast<float*>(values) + first;
-    kernels().round(part, part, count, format);
+    kernels().round(floats + first, floats + first, count, format);
   });
 }
 
@@ -153,8 +156,8 @@ class Result {
       in_parallel(n_, [&](int64_t first, int64_t count) {
         kernels().to_bfloat(wide + first, out + first, count);
       });
-    } else if (p_.rounds_to_half() || p_.wide_values) {
-      round_floats(data(), n_, p_.wide_values ? kBfloat16 : kFloat16);
+    } else if (p_.rounds_floats()) {
+      round_floats(data(), n_, p_.format());
     }
     add();
   }
@@ -165,7 +168,7 @@ class Result {
     make_plain(array_);
     void* sum = result_of<char>(array_);
     add_arrays(p_.wide_values ? Element::kSingle : p_.element, {sum, added_.data()}, sum, n_);
-    if (p_.wide_values) round_floats(sum, n_, kBfloat16);
+    if (p_.wide_values) round_floats(sum, n_, p_.format());
   }
 
  private:

@@ -40,14 +40,14 @@ __all__ = [
 class SmallSet(NamedTuple):
     """A data set that comes whole. Networks that need larger images enlarge them."""
 
-    open: Callable[[Path, int, int], Source]  # from its folder, with a seed and an image size
+    open: Callable[..., Source]  # from its folder, with a seed, an image size and a largest shift
     side: int  # height and width of its images
     folder: Optional[Path] = None  # where its files are by default, if it has any
 
 
 # By its name on a command line; `runs.defaults.DATA_DEFAULTS` may have a recipe for it.
 SMALL: Dict[str, SmallSet] = {
-    "digits": SmallSet(lambda _, seed, size: open_digits(seed, size=size), digits.SIZE),
+    "digits": SmallSet(lambda _, seed, size, __: open_digits(seed, size=size), digits.SIZE),
     "fashion-mnist": SmallSet(open_fashion_mnist, fashion_mnist.SIZE, fashion_mnist.FOLDER),
-    "teacher": SmallSet(lambda _, seed, size: open_taught(seed, size), teacher.SIZE),
+    "teacher": SmallSet(lambda _, seed, size, __: open_taught(seed, size), teacher.SIZE),
 }

@@ -31,10 +31,8 @@ def _open(recipe: Recipe) -> data.Source:
     folder, seed = recipe.data_dir.expanduser(), recipe.seed
     if recipe.data == "digits" and recipe.fine_tunes:
         return data.open_digits(seed, FINE_TUNED_DIGITS, recipe.input_size)
-    if recipe.data == "fashion-mnist":
-        return data.open_fashion_mnist(folder, seed, recipe.input_size, recipe.max_shift)
     if recipe.data in data.SMALL:
-        return data.SMALL[recipe.data].open(folder, seed, recipe.input_size)
+        return data.SMALL[recipe.data].open(folder, seed, recipe.input_size, recipe.max_shift)
     mean, std = (tuple(v / 255 for v in values) for values in (recipe.rgb_mean, recipe.rgb_std))
     preprocessing = data.Preprocessing(
         recipe.input_size, recipe.crop_ratio, mean, std, recipe.min_random_area
