@@ -193,7 +193,8 @@ def rows_of_the_speeds():
     yield f"inference of one image is slower than PyTorch's ({worst:.2f})"
     for summary in summaries.values():
         rounds = rounds_in(summary, f"training: {best}, geometric mean of 15 families")
-        yield f" line is {min(rounds):.2f} to {max(rounds):.2f}, depending on the round"
+        span = f"{min(rounds):.2f} to {max(rounds):.2f}"
+        yield f"geometric mean relative to PyTorch is {span}, depending on the round"
 
 
 def cells_of(page):
