@@ -32,13 +32,17 @@ def test_a_cpu_without_known_flags_is_tried(monkeypatch):
 
 AVX512 = frozenset(hardware.AVX512_FLAGS)
 WITH_BF16 = AVX512 | {"avx512_bf16"}
+WITH_AMX, INTEL = WITH_BF16 | hardware.AMX_FLAGS, {"GenuineIntel"}
 
 
 @pytest.mark.parametrize(
     "flags, isa, choice, can_emulate, native",
     [
         (WITH_BF16, "", "", True, True),
-        (WITH_BF16 | hardware.AMX_FLAGS, "AVX512_CORE_BF16", "", True, True),
+        (WITH_AMX | INTEL, "", "", True, True),
+        (WITH_AMX | INTEL, "AVX512_CORE_BF16", "", True, False),
+        (WITH_BF16 | INTEL, "", "", True, False),  # slower than emulated
+        (WITH_BF16 | INTEL, "", "", False, True),
         (WITH_BF16, "AVX512_CORE", "", True, False),
         (AVX512, "", "", True, False),  # slower by oneDNN's kernels than emulated
         (AVX512, "", "", False, True),
@@ -50,7 +54,8 @@ WITH_BF16 = AVX512 | {"avx512_bf16"}
 def test_a_cpu_runs_bfloat16_in_the_faster_way(
     flags, isa, choice, can_emulate, native, monkeypatch
 ):
-    monkeypatch.setattr(hardware, "cpu_flags", lambda: flags)
+    monkeypatch.setattr(hardware, "cpu_flags", lambda: flags - INTEL)
+    monkeypatch.setattr(hardware, "is_intel", lambda: flags >= INTEL)
     monkeypatch.setattr(bfloat16, "has_kernels", lambda: True)
     monkeypatch.setenv("DNNL_MAX_CPU_ISA", isa)
     monkeypatch.setenv(bfloat16.VARIABLE, choice)

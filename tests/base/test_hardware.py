@@ -46,15 +46,16 @@ def test_the_peak_is_in_mebibytes(tmp_path, monkeypatch):
 def test_flags_are_those_of_the_first_processor(tmp_path, monkeypatch):
     cpuinfo = tmp_path / "cpuinfo"
     cpuinfo.write_text(
-        "processor\t: 0\nmodel name\t: Pentium: the first\n"
+        "processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Pentium: the first\n"
         "flags\t\t: fpu avx2 f16c\nvmx flags\t: ept\n\n"
         "processor\t: 1\nflags\t\t: fpu\n"
     )
     monkeypatch.setattr(hardware, "CPUINFO", cpuinfo)
     assert hardware.cpu_flags() == {"fpu", "avx2", "f16c"}
     assert hardware.cpu_name() == "Pentium: the first"
+    assert hardware.is_intel()
     monkeypatch.setattr(hardware, "CPUINFO", tmp_path / "absent")
-    assert hardware.cpu_flags() == frozenset()
+    assert hardware.cpu_flags() == frozenset() and not hardware.is_intel()
 
 
 AMX_CPU = {"amx_tile", "amx_bf16", "avx512_bf16", "avx512f"}
@@ -76,6 +77,7 @@ def test_dnnl_max_cpu_isa_limits_what_onednn_may_use(isa, excluded, monkeypatch)
     monkeypatch.setattr(hardware.platform, "system", lambda: "Linux")
     monkeypatch.setattr(hardware.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(hardware, "cpu_flags", lambda: frozenset(AMX_CPU))
+    monkeypatch.setattr(hardware, "is_intel", lambda: False)
     assert hardware.onednn_flags() == AMX_CPU - excluded
     assert hardware.has_amx() == (not excluded)
 

@@ -217,14 +217,16 @@ def _without(machine: Machine) -> str:
     """Return why bfloat16 is emulated: the CPU, or the variables that keep it from oneDNN."""
     if "avx512_bf16" not in machine.all_cpu_flags:
         return "This CPU has no AVX512_BF16 and no AMX"
+    fast = "avx512_bf16" in machine.cpu_flags
     causes = {
-        "DNNL_MAX_CPU_ISA": "avx512_bf16" not in machine.cpu_flags,
+        "DNNL_MAX_CPU_ISA": "DNNL_MAX_CPU_ISA" in os.environ and not fast,
         "MXNET_MKLDNN_ENABLED": os.environ.get("MXNET_MKLDNN_ENABLED") == "0",
         "GLUON_AMP_BFLOAT16": os.environ.get("GLUON_AMP_BFLOAT16", "").lower() == "emulated",
     }
     named = " and ".join(name for name, is_cause in causes.items() if is_cause)
-    unset = f": unset {named}" if named else ""
-    return f"oneDNN does not use the AVX512_BF16 of this CPU{unset}"
+    if not named:
+        return "Intel's AVX512_BF16 without AMX is slower"
+    return f"oneDNN does not use the AVX512_BF16 of this CPU: unset {named}"
 
 
 def _bfloat16_on_cpu(machine: Machine) -> Tuple[bool, str]:
@@ -238,7 +240,7 @@ def _bfloat16_on_cpu(machine: Machine) -> Tuple[bool, str]:
         )
     if machine.native:
         return True, (
-            f"emulated, slower than float32: the roundings of bfloat16. {_without(machine)}."
+            f"emulated, about as fast as float32: the roundings of bfloat16. {_without(machine)}."
         )
     return False, (
         "oneDNN has no bfloat16 kernels on this CPU, and emulating it takes the C++ kernels: "
