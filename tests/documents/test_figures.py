@@ -189,8 +189,6 @@ def rows_of_the_speeds():
         cells, summaries[page] = cells_of(page)
         for case, other, ratio, shown in rows:
             yield f"| {case} | {other} | {cells(ratio, **shown)}"
-    worst = speed_in(summaries.pop("families"), f"image: {peer}, worst family (mobilenetv3_large)")
-    yield f"inference of one image is slower than PyTorch's ({worst:.2f})"
     for summary in summaries.values():
         rounds = rounds_in(summary, f"training: {best}, geometric mean of 15 families")
         span = f"{min(rounds):.2f} to {max(rounds):.2f}"
