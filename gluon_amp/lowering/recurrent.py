@@ -1,9 +1,9 @@
 """Recurrent layers (`RNN`) in low precision, computed by an operator of gluon_amp's C++ library.
 
 MXNet's operator computes in float32 only, and reads all parameters from one array, which Gluon's
-layers copy them to at each call. Ours multiplies in bfloat16, or in float32 in the emulation of
-float16 and under `fused_float32` (`kernels/src/recurrent.cc`). It reads parameters as they are
-stored.
+layers copy them to at each call. Ours multiplies in bfloat16, or in float32 in the emulation and
+under `fused_float32` (`kernels/src/recurrent.cc`). It reads parameters as they are stored, or as
+the emulation of bfloat16 rounds them.
 """
 
 from typing import List, Tuple
@@ -25,10 +25,9 @@ KEPT = ("mode", "state_size", "num_layers", "bidirectional", "state_outputs")
 def replace_layers(graph: TypedGraph) -> TypedGraph:
     """Return a graph of the same values whose layers in low precision, or fused, are ours.
 
-    MXNet's stay where there is no library, where bfloat16 is emulated, and where an attribute asks
-    for what ours does not have. If bfloat16 is native, these read and return it through casts, also
-    without AVX512_BF16: products in bfloat16 then take twice as long. It is `graph` itself if it
-    has no such layers.
+    MXNet's stay where there is no library, and where an attribute asks for what ours does not have.
+    If bfloat16 is native, these read and return it through casts, also without AVX512_BF16:
+    products in bfloat16 then take twice as long. It is `graph` itself if it has no such layers.
     """
     nodes, out, changed = graph.json["nodes"], Writer(), False
     for i, node in enumerate(nodes):
@@ -36,7 +35,8 @@ def replace_layers(graph: TypedGraph) -> TypedGraph:
         dtype = graph.edges.get((i, 0)) if canonical(node["op"]) == LAYER else None
         native = dtype == "bfloat16" and bfloat16.is_native()
         fused = dtype == "float32" and FUSED_ATTR in node["attrs"]
-        ours = dtype == "float16" or fused or (native and _multiplies_bfloat16())
+        emulated = dtype == "bfloat16" and not native
+        ours = dtype == "float16" or fused or emulated or (native and _multiplies_bfloat16())
         ours = ours and blocked.available() and has_kernel(LAYER, node["attrs"])
         wide = (ours and dtype == "float16") or (native and not ours)  # it reads float32
         changed = changed or ours or wide
@@ -46,7 +46,7 @@ def replace_layers(graph: TypedGraph) -> TypedGraph:
                 for k, entry in enumerate(inputs)
             ]
         if ours:
-            node, inputs = _own(graph, out, node, inputs)
+            node, inputs = _own(graph, out, node, inputs, emulated)
         number = out.copy(node, inputs)[0]
         out.numbers.append(number)
         for k in sorted(k for j, k in graph.edges if wide and j == i):
@@ -59,8 +59,10 @@ def _multiplies_bfloat16() -> bool:
     return "avx512_bf16" in hardware.onednn_flags()
 
 
-def _own(graph: TypedGraph, out: Writer, node: dict, inputs: List[list]) -> Tuple[dict, List[list]]:
-    """Return our operator in place of a layer, and what it reads."""
+def _own(
+    graph: TypedGraph, out: Writer, node: dict, inputs: List[list], emulated: bool
+) -> Tuple[dict, List[list]]:
+    """Return our operator in place of a layer, and what it reads, perhaps in emulated bfloat16."""
     nodes = graph.json["nodes"]
     stored = [_stored(graph, tuple(node["inputs"][1][:2]))]
     source = nodes[stored[0][0]]
@@ -72,13 +74,15 @@ def _own(graph: TypedGraph, out: Writer, node: dict, inputs: List[list]) -> Tupl
     attrs = {key: node["attrs"][key] for key in KEPT if key in node["attrs"]}
     attrs["num_parameters"] = str(len(stored))
     attrs["variable_weight"] = str(all(nodes[i]["op"] == "null" for i, _ in stored))
-    if FUSED_ATTR in node["attrs"]:
+    if emulated or FUSED_ATTR in node["attrs"]:
         attrs["in_float32"] = "True"
     parameters = []
     for i, k in stored:
         entry = out.remap([i, k, 0])
         if graph.edges[i, k] == "bfloat16":
             entry = out.emit("amp_cast", f"{nodes[i]['name']}_wide", entry, dtype="float32")
+        elif emulated:
+            entry = out.emit("amp_cast", f"{nodes[i]['name']}_rounded", entry, dtype="bfloat16")
         parameters.append(entry)
     new = {**node, "op": blocked.RECURRENT, "attrs": attrs}
     return new, [inputs[0], *parameters, *inputs[2:]]
