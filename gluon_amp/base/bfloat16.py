@@ -1,8 +1,8 @@
 """How a CPU runs bfloat16: in the faster way, by oneDNN's kernels or emulated. No GPU runs it.
 
-With AMX, or with AVX512_BF16 of AMD, oneDNN multiplies bfloat16 in half of the time of float32. With
+With AMX or AMD's AVX512_BF16, oneDNN multiplies bfloat16 in half of the time of float32. With
 AVX512 alone it has kernels too, but a ResNet takes twice the time of float32 by them, and not
-emulated; for Intel's AVX512_BF16 without AMX see `hardware.onednn_flags`.
+emulated. For Intel's AVX512_BF16 without AMX see `hardware.onednn_flags`.
 The environment variable GLUON_AMP_BFLOAT16=emulated or native makes another choice.
 """
 

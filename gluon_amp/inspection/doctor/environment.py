@@ -124,7 +124,7 @@ VARIABLES = (
     ),
     Variable(
         "GLUON_AMP_BFLOAT16",
-        "emulated or native: how a CPU runs bfloat16. Default: native with AMX or AMD's AVX512_BF16.",
+        "emulated or native: how a CPU runs bfloat16. Default: native where that is faster.",
         {
             "emulated": Harm("bfloat16 is faster by oneDNN here: unset it.", "fast bfloat16"),
             "native": Harm("bfloat16 is faster emulated here: unset it.", "slow bfloat16"),
