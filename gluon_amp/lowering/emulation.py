@@ -3,11 +3,11 @@
 MXNet's CPU build has no float16 matrix product ("FP16 gemm on cpu not implemented!"), and oneDNN
 has fast bfloat16 kernels for CPUs with AMX or AMD's AVX512_BF16 only. In the emulation, each
 operator that the cast graph runs in float16 reads float16 values, computes in float32 and has its
-outputs rounded to float16: to nearest even, with subnormals, with overflow to infinity. A Tensor Core also
-multiplies float16, but its sums are not IEEE float32 sums: they have 23 or 24 fractional bits, and
-are truncated (arXiv 2511.10909). A policy can accumulate in float16 instead (`float16_sums`).
-Gradients are rounded at the same places in the backward pass, so they underflow and overflow as
-float16 does. bfloat16 is emulated in the same way.
+outputs rounded to float16: to nearest even, with subnormals, with overflow to infinity. A Tensor
+Core also multiplies float16, but its sums are not IEEE float32 sums: they have 23 or 24 fractional
+bits, and are truncated (arXiv 2511.10909). A policy can accumulate in float16 instead
+(`float16_sums`). Gradients are rounded at the same places in the backward pass, so they underflow
+and overflow as float16 does. bfloat16 is emulated in the same way.
 
 Operators that only move or select values (reshape, relu, max-pooling) need no rounding, since they
 return values of the format already.
