@@ -61,11 +61,11 @@ def _pooling(attrs: Mapping[str, str]) -> bool:
 
 
 def _recurrent(attrs: Mapping[str, str]) -> bool:
-    """Layers of states alone: no projection, clipping or lengths, and no dropout between them."""
+    """Layers of states alone: no projection, clipping or lengths."""
     options = ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max")
     if any(attrs.get(name, "None") != "None" for name in options):
         return False
-    return float(attrs.get("p", 0)) == 0 and attrs.get("use_sequence_length") not in TRUE
+    return attrs.get("use_sequence_length") not in TRUE
 
 
 def _reshape(attrs: Mapping[str, str]) -> bool:

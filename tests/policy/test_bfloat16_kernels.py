@@ -256,7 +256,7 @@ def test_every_case_runs_as_in_float32(op, cases):
             False,
         ),
         ("RNN", {"p": "0.0", "projection_size": "None", "use_sequence_length": "False"}, True),
-        ("RNN", {"p": "0.5"}, False),
+        ("RNN", {"p": "0.5"}, True),
         ("RNN", {"projection_size": "3"}, False),
         ("RNN", {"lstm_state_clip_max": "1.0"}, False),
         ("RNN", {"use_sequence_length": "1"}, False),
