@@ -36,7 +36,8 @@ def replace_layers(graph: TypedGraph) -> TypedGraph:
         native = dtype == "bfloat16" and bfloat16.is_native()
         fused = dtype == "float32" and FUSED_ATTR in node["attrs"]
         emulated = dtype == "bfloat16" and not native
-        ours = dtype == "float16" or fused or emulated or (native and _multiplies_bfloat16())
+        fast = native and "avx512_bf16" in hardware.onednn_flags()
+        ours = dtype == "float16" or fused or emulated or fast
         ours = ours and blocked.available() and has_kernel(LAYER, node["attrs"])
         stored = _parameters(graph, node) if ours else []
         drops = ours and float(node["attrs"].get("p", 0)) > 0 and node["attrs"]["num_layers"] != "1"
@@ -64,10 +65,6 @@ def replace_layers(graph: TypedGraph) -> TypedGraph:
             cast = wide and out.emit("amp_cast", name, results[k], dtype=dtype)
             out.replaced[i, k] = cast or results[k]
     return graph.written(out) if changed else graph
-
-
-def _multiplies_bfloat16() -> bool:
-    return "avx512_bf16" in hardware.onednn_flags()
 
 
 def _parameters(graph: TypedGraph, node: dict) -> List[Edge]:
@@ -127,7 +124,8 @@ class _Layers:
         directions, numbers = size // 2, []
         attrs = {**self.node["attrs"], "num_layers": "1", "num_parameters": str(2 * size)}
         for layer in range(self.layers):
-            name = f"{self.node['name']}_layer{layer}"
+            is_last = layer == self.layers - 1
+            name = self.node["name"] + ("" if is_last else f"_layer{layer}")
             if layer:
                 data = self._in_float32("Dropout", f"{name}_dropped", [data], p=self.rate)
             starts = (layer * size, parameters // 2 + layer * size)
