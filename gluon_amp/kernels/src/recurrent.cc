@@ -18,7 +18,7 @@ constexpr int kLstm = 2, kGru = 3, kGates[] = {1, 1, 4, 3};
 struct Net {
   int mode;
   int64_t gates, hidden, layers, directions;  // gates: their number times `hidden`
-  size_t parameters, states;                  // arrays among the inputs
+  size_t parameters, states, masks;           // arrays among the inputs
   bool state_outputs;
   int64_t length, batch, inputs;  // of the data
 
@@ -35,6 +35,8 @@ struct Net {
     parameters = count_of(attrs, "num_parameters");
     CHECK(parameters == 1 || parameters == count()) << attrs.op->name << ": num_parameters";
     states = mode == kLstm ? 2 : 1;
+    masks = flag_of(attrs, "masked");
+    CHECK(!masks || layers > 1) << attrs.op->name << ": masked expects several layers";
     state_outputs = flag_of(attrs, "state_outputs");
   }
 
@@ -43,6 +45,8 @@ struct Net {
     batch = shape[1];
     inputs = shape[2];
   }
+  size_t all_inputs() const { return 1 + parameters + states + masks; }
+  bool drops(int64_t layer) const { return masks && layer < layers - 1; }  // values of its result
   size_t visible() const { return state_outputs ? 1 + states : 1; }
   size_t count() const { return 4 * layers * directions; }
   int64_t rows() const { return length * batch; }
@@ -121,7 +125,7 @@ Reserve take_reserve(const Net& net, bool reversed, int64_t bytes, Pieces* piece
   return r;
 }
 
-// The reserves of all layers and directions, and the results of layers of two directions
+// The reserves of all layers and directions, and the results of layers of two directions or with dropout
 struct Reserves {
   std::vector<Reserve> of;
   std::vector<char*> joined;
@@ -131,7 +135,7 @@ struct Reserves {
     Pieces pieces(memory);
     for (int64_t layer = 0; layer < net.layers; ++layer) {
       for (int64_t d = 0; d < net.directions; ++d) of.push_back(take_reserve(net, d == 1, bytes, &pieces));
-      const bool joins = net.directions == 2;
+      const bool joins = net.directions == 2 || net.drops(layer);
       joined.push_back(joins ? reinterpret_cast<char*>(pieces.take(net.rows() * net.width()))
                              : of.back().all_states());
     }
@@ -239,10 +243,24 @@ void copy_rows(const char* in, int64_t in_width, char* out, int64_t out_width, i
   for (int64_t i = 0; i < rows; ++i) std::memcpy(out + i * out_width, in + i * in_width, width);
 }
 
+// Multiplies values by the mask of a layer's dropout: zeros, and the factor of those that are kept.
+void apply_mask(const NDArray& masks, int64_t layer, void* values, int dtype, int64_t n) {
+  const float* mask = values_of<float>(masks) + layer * n;
+  in_parallel(n, [&](int64_t first, int64_t count) {
+    float* floats = static_cast<float*>(values) + first;
+    Bfloat* narrow = static_cast<Bfloat*>(values) + first;
+    std::vector<float> wide(dtype == mshadow::kFloat32 ? 0 : count);
+    if (!wide.empty()) kernels().from_bfloat(narrow, floats = wide.data(), count);
+    for (int64_t i = 0; i < count; ++i) floats[i] *= mask[first + i];
+    if (!wide.empty()) kernels().to_bfloat(floats, narrow, count);
+  });
+}
+
 // ------------------------------------------------------------------------------------- forward
 
-// inputs: data, parameters, the first state and, of an LSTM, the first cells; outputs: the result, the last
-// state and cells if `state_outputs`, the reserve
+// inputs: data, parameters, the first state and, of an LSTM, the first cells, and if `masked`, for each layer
+// but the last what its result is multiplied by; outputs: the result, the last state and cells if
+// `state_outputs`, the reserve
 void run(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
          const Arrays& outputs) {
   Net net(attrs);
@@ -258,7 +276,8 @@ void run(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const R
   const bool variable = flag_of(attrs, "variable_weight");
   const auto forward = kernels().recurrent->forward[net.mode][dtype == mshadow::kFloat32];
   const NDArray data = plain_copy(inputs[0]), first_state = plain_copy(inputs[1 + net.parameters]);
-  const NDArray first_cells = plain_copy(inputs.back());
+  const NDArray first_cells = plain_copy(inputs[net.parameters + net.states]);
+  const NDArray masks = plain_copy(inputs.back());
   std::vector<float> products(net.batch * net.gates);
 
   const char* read = values_of<char>(data);
@@ -302,11 +321,16 @@ void run(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const R
     if (net.state_outputs && net.mode == kLstm) {
       write_floats(r.carried + last * step, req[2], outputs[2], k * step, step);
     }
-    if (net.directions == 2) {
+    if (net.directions == 2 || net.drops(layer)) {
       const int64_t width = net.hidden * bytes;
-      copy_rows(r.all_states(), width, reserves.joined[layer] + d * width, 2 * width, width, net.rows());
+      copy_rows(r.all_states(), width, reserves.joined[layer] + d * width, net.width() * bytes, width,
+                net.rows());
     }
-    if (d == net.directions - 1) read = reserves.joined[layer];
+    if (d < net.directions - 1) continue;
+    if (net.drops(layer)) {
+      apply_mask(masks, layer, reserves.joined[layer], dtype, net.rows() * net.width());
+    }
+    read = reserves.joined[layer];
   }
   if (req[0] != mxnet::kNullOp) {
     std::memcpy(result_of<char>(outputs[0]), read, net.rows() * net.width() * bytes);
@@ -315,8 +339,8 @@ void run(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const R
 
 // ------------------------------------------------------------------------------------ backward
 
-// inputs: the gradients of result, state and cells; data, parameters, the reserve; outputs: the gradients of
-// data, parameters, state and cells
+// inputs: the gradients of result, state and cells; data, parameters, masks, the reserve; outputs: the
+// gradients of data, parameters, state and cells, and of masks, which is zero as if they were constants
 void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
               const Arrays& outputs) {
   Net net(attrs);
@@ -324,6 +348,9 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
   net.set_data(inputs[grads].shape());
   const Arrays parameters = net.split(inputs, grads + 1), gradients = net.split(outputs, 1);
   const auto request = [&](size_t place) { return req[net.parameters == 1 ? 1 : 1 + place]; };
+  if (net.masks && req.back() == mxnet::kWriteTo) {
+    std::fill_n(result_of<float>(outputs.back()), outputs.back().shape().Size(), 0.f);
+  }
   if (net.rows() == 0) {
     for (size_t i = 0; i < gradients.size(); ++i) {
       write_gradient(std::vector<float>(gradients[i].shape().Size()), request(i), false, gradients[i]);
@@ -358,7 +385,7 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
   char* of_inputs = reinterpret_cast<char*>(memory[6]);
   char* of_products = differ ? reinterpret_cast<char*>(memory[7]) : of_inputs;
 
-  const NDArray head = plain_copy(inputs[0]);
+  const NDArray head = plain_copy(inputs[0]), masks = plain_copy(inputs[inputs.size() - 2]);
   to_floats(values_of<char>(head), dtype, grad, net.rows() * net.width());
   // Reads the gradient of the last state (1) or cells (2) of a layer.
   const auto read_last = [&](size_t which, int64_t k, float* out) {
@@ -419,6 +446,9 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
       }
     }
     std::swap(grad, below);
+    if (layer && net.drops(layer - 1)) {
+      apply_mask(masks, layer - 1, grad, mshadow::kFloat32, net.rows() * net.width());
+    }
   }
   write_floats(grad, req[0], outputs[0], 0, net.rows() * net.inputs);
 }
@@ -426,13 +456,12 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
 // --------------------------------------------------------------------------------- registration
 
 uint32_t count_inputs(const NodeAttrs& attrs) {
-  const Net net(attrs);
-  return 1 + net.parameters + net.states;
+  return Net(attrs).all_inputs();
 }
 
 bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
   Net net(attrs);
-  expect_inputs(attrs, 1 + net.parameters + net.states, in.size());
+  expect_inputs(attrs, net.all_inputs(), in.size());
   mxnet::TShape &data = in[0], &result = out.at(0);
   set_rank(attrs, data, 3);
   set_rank(attrs, result, 3);
@@ -440,13 +469,21 @@ bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
   share_size(attrs, data, 1, result, 1);
   set_size(attrs, result, 2, net.width());
   std::vector<mxnet::TShape*> states;
-  for (size_t i = 1 + net.parameters; i < in.size(); ++i) states.push_back(&in[i]);
+  for (size_t i = 1; i <= net.states; ++i) states.push_back(&in[net.parameters + i]);
   for (size_t i = 1; i < net.visible(); ++i) states.push_back(&out[i]);
   for (auto* state : states) {
     set_rank(attrs, *state, 3);
     set_size(attrs, *state, 0, net.layers * net.directions);
     share_size(attrs, data, 1, *state, 1);
     set_size(attrs, *state, 2, net.hidden);
+  }
+  if (net.masks) {
+    mxnet::TShape& masks = in.back();
+    set_rank(attrs, masks, 4);
+    set_size(attrs, masks, 0, net.layers - 1);
+    share_size(attrs, data, 0, masks, 1);
+    share_size(attrs, data, 1, masks, 2);
+    set_size(attrs, masks, 3, net.width());
   }
   if (!mxnet::dim_size_is_known(data, 2)) return false;
   net.set_data(data);
@@ -467,16 +504,21 @@ bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
 // Data, states and results have one dtype, parameters those in which they are stored.
 bool infer_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
   const Net net(attrs);
-  expect_inputs(attrs, 1 + net.parameters + net.states, in.size());
+  expect_inputs(attrs, net.all_inputs(), in.size());
   Ints values{in[0]}, results(out.begin(), out.begin() + net.visible());
-  values.insert(values.end(), in.begin() + 1 + net.parameters, in.end());
+  const auto states = in.begin() + 1 + net.parameters;
+  values.insert(values.end(), states, states + net.states);
   const bool known = infer_one_dtype(attrs, values, results);
   for (size_t i = 1; i <= net.parameters; ++i) {
     if (in[i] == -1) in[i] = mshadow::kFloat32;
     CHECK(is_weight_type(in[i])) << attrs.op->name << ": weights of dtype " << in[i];
   }
   in[0] = values[0];
-  std::fill(in.begin() + 1 + net.parameters, in.end(), values[0]);
+  std::fill(states, states + net.states, values[0]);
+  if (net.masks) {
+    CHECK(in.back() == -1 || in.back() == mshadow::kFloat32) << attrs.op->name << ": masks of another dtype";
+    in.back() = mshadow::kFloat32;
+  }
   std::fill(out.begin(), out.end(), values[0]);
   out[net.visible()] = mshadow::kFloat32;
   return known;
@@ -505,6 +547,7 @@ void register_recurrent() {
     expect_inputs(node->attrs, recurrent::count_inputs(node->attrs), inputs.size());
     Entries entries(grads.begin(), grads.begin() + net.visible());
     entries.insert(entries.end(), inputs.begin(), inputs.begin() + 1 + net.parameters);
+    entries.insert(entries.end(), inputs.end() - net.masks, inputs.end());
     entries.emplace_back(node, net.visible(), 0);
     return entries;
   };
@@ -512,7 +555,7 @@ void register_recurrent() {
   grad->num_inputs = nnvm::kVarg;
   grad->get_num_inputs = [](const NodeAttrs& attrs) -> uint32_t {
     const Net net(attrs);
-    return net.visible() + 2 + net.parameters;
+    return net.visible() + 2 + net.parameters + net.masks;
   };
   grad->get_num_outputs = recurrent::count_inputs;
 }
