@@ -166,11 +166,14 @@ def test_dropout_between_layers(element, kind):
 
 
 @pytest.mark.parametrize("element", [*ELEMENTS, "fused_float32"])
-def test_dropout_in_a_loop(element):
-    """A body is called by position: the operator reads its variables in MXNet's order."""
+def test_dropout_keeps_the_order_of_variables(element):
+    """By which Module binds arrays, and a loop calls its body."""
     net = gluon.rnn.GRU(6, 2, dropout=0.5, input_size=6)
     net.initialize(mx.init.Normal(0.5))
     x, first = nd.random.normal(shape=(3, 1, 4, 6)), nd.zeros((2, 4, 6))
+
+    graph, dtypes = cast_graph(net, element)
+    assert lower(graph, dtypes, "cpu").list_inputs() == graph.list_inputs()
 
     class Loop(gluon.HybridBlock):
         def hybrid_forward(self, F, x, state):
