@@ -172,8 +172,8 @@ def test_dropout_keeps_the_order_of_variables(element):
     net.initialize(mx.init.Normal(0.5))
     x, first = nd.random.normal(shape=(3, 1, 4, 6)), nd.zeros((2, 4, 6))
 
-    graph, dtypes = cast_graph(net, element)
-    assert lower(graph, dtypes, "cpu").list_inputs() == graph.list_inputs()
+    symbol, names = net(mx.sym.var("data"), mx.sym.var("state"))[0], net.collect_params()
+    assert lowered(symbol, element, names).list_inputs() == symbol.list_inputs()
 
     class Loop(gluon.HybridBlock):
         def hybrid_forward(self, F, x, state):
