@@ -47,8 +47,8 @@ def is_intel() -> bool:
 def onednn_flags() -> FrozenSet[str]:
     """Return the flags of the CPU by which oneDNN is faster, as far as DNNL_MAX_CPU_ISA permits.
 
-    AVX512_BF16 is none of them on an Intel CPU without AMX: in bfloat16, a step of BERT-base takes
-    1.17 times, one of a U-Net 1.14 times as long as in float32 (Sapphire Rapids, 2026-11-27).
+    AVX512_BF16 is left out on an Intel CPU without AMX. By it, a step in bfloat16 took 1.17 times
+    as long as in float32 for BERT-base, and 1.14 times for a U-Net (Sapphire Rapids, 2026-11-27).
     """
     isa = os.environ.get("DNNL_MAX_CPU_ISA", "").upper()
     flags = cpu_flags().difference(EXCLUDED_FLAGS.get(isa, ()))

@@ -126,6 +126,7 @@ def test_each_generation(pretend, capsys, gpu, about, runs, tensor_cores):
 EMULATED = "emulated by MXNet's own operators, several times slower than float32: install a C++ "
 NO_AVX512 = {"flags": "avx2 f16c", "cpu_bfloat16": False}
 FORBIDDEN = {**NO_AVX512, "all_cpu_flags": frozenset({"avx512_bf16"})}
+UNUSED = {"cpu_bfloat16": False, "all_cpu_flags": frozenset({"avx512_bf16"})}
 SLOWER = "emulated, about as fast as float32: the roundings of bfloat16."
 WITHOUT = "without Tensor Cores on Tesla P40: about as fast as float32, half of the memory."
 CPU = {"driver": False, "cuda": False}
@@ -158,6 +159,7 @@ ALONE = {"native": False, "compiler": None}
             True,
             f"{SLOWER} Intel's AVX512_BF16 without AMX ",
         ),
+        ([], {**CPU, **UNUSED}, "bfloat16", True, f"{SLOWER} oneDNN does not use the AVX512_BF16"),
         (
             [],
             {**CPU, **NO_AVX512, "native": False},

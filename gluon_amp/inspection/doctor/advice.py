@@ -224,9 +224,10 @@ def _without(machine: Machine) -> str:
         "GLUON_AMP_BFLOAT16": os.environ.get("GLUON_AMP_BFLOAT16", "").lower() == "emulated",
     }
     named = " and ".join(name for name, is_cause in causes.items() if is_cause)
-    if not named:
+    if not (fast or named):
         return "Intel's AVX512_BF16 without AMX is slower"
-    return f"oneDNN does not use the AVX512_BF16 of this CPU: unset {named}"
+    unset = f": unset {named}" if named else ""
+    return f"oneDNN does not use the AVX512_BF16 of this CPU{unset}"
 
 
 def _bfloat16_on_cpu(machine: Machine) -> Tuple[bool, str]:
@@ -236,7 +237,7 @@ def _bfloat16_on_cpu(machine: Machine) -> Tuple[bool, str]:
         if "avx512_bf16" in machine.cpu_flags:
             return True, "by oneDNN with AVX512_BF16: two products in the time of one of float32."
         return True, (
-            "by oneDNN with AVX512, but without AVX512_BF16: saves memory, slower than float32."
+            "by oneDNN with AVX512, but without fast bfloat16: saves memory, slower than float32."
         )
     if machine.native:
         return True, (

@@ -277,7 +277,7 @@ void run(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const R
   const auto forward = kernels().recurrent->forward[net.mode][dtype == mshadow::kFloat32];
   const NDArray data = plain_copy(inputs[0]), first_state = plain_copy(inputs[1 + net.parameters]);
   const NDArray first_cells = plain_copy(inputs[net.parameters + net.states]);
-  const NDArray masks = plain_copy(inputs.back());
+  const NDArray masks = net.masks ? plain_copy(inputs.back()) : NDArray();
   std::vector<float> products(net.batch * net.gates);
 
   const char* read = values_of<char>(data);
@@ -348,8 +348,8 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
   net.set_data(inputs[grads].shape());
   const Arrays parameters = net.split(inputs, grads + 1), gradients = net.split(outputs, 1);
   const auto request = [&](size_t place) { return req[net.parameters == 1 ? 1 : 1 + place]; };
-  if (net.masks && req.back() == mxnet::kWriteTo) {
-    std::fill_n(result_of<float>(outputs.back()), outputs.back().shape().Size(), 0.f);
+  if (net.masks && req.back() != mxnet::kNullOp) {
+    write_gradient(std::vector<float>(outputs.back().shape().Size()), req.back(), false, outputs.back());
   }
   if (net.rows() == 0) {
     for (size_t i = 0; i < gradients.size(); ++i) {
@@ -385,7 +385,8 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
   char* of_inputs = reinterpret_cast<char*>(memory[6]);
   char* of_products = differ ? reinterpret_cast<char*>(memory[7]) : of_inputs;
 
-  const NDArray head = plain_copy(inputs[0]), masks = plain_copy(inputs[inputs.size() - 2]);
+  const NDArray head = plain_copy(inputs[0]);
+  const NDArray masks = net.masks ? plain_copy(inputs[inputs.size() - 2]) : NDArray();
   to_floats(values_of<char>(head), dtype, grad, net.rows() * net.width());
   // Reads the gradient of the last state (1) or cells (2) of a layer.
   const auto read_last = [&](size_t which, int64_t k, float* out) {
