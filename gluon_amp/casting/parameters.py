@@ -92,7 +92,7 @@ class CastParameter(Mixin):
 
     def var(self) -> mx.sym.Symbol:
         """As `Parameter.var`, of the kind that MXNet is set to now: `mx.util.use_np` changes it."""
-        self._var = of_user_kind(super().var())
+        self._var = of_user_kind(variable_of(self))
         return self._var
 
     def zero_grad(self) -> None:
@@ -126,6 +126,28 @@ def _new_parameter(base: type) -> Parameter:
     """Create a parameter as `pickle` and `copy` do, with the cast class."""
     cls = cast_class(CastParameter, base)
     return cls.__new__(cls)
+
+
+def variable_of(param: Parameter) -> mx.sym.Symbol:
+    """Return a parameter's variable, without an initializer that holds arrays.
+
+    MXNet writes initializers into variables as text. It cannot write most that hold arrays, and
+    `Constant` with an array only once. Gluon initializes without this text.
+    """
+    init, param.init = param.init, _text_of(param.init)
+    try:
+        return stock_class(param).var(param)
+    finally:
+        param.init = init
+
+
+def _text_of(init: Union[mx.init.Initializer, str, None]) -> Optional[str]:
+    if init is None or isinstance(init, str):
+        return init
+    dumps = type(init).dumps if type(init) is not mx.init.Constant else mx.init.Initializer.dumps
+    with contextlib.suppress(TypeError):
+        return dumps(init)
+    return None
 
 
 def bind_parameter(param: Parameter, gradient_dtype: str) -> None:

@@ -14,6 +14,7 @@ from gluon_amp.base.messages import reason_of
 from gluon_amp.base.mxnet_internals import NumpySymbol, RNNLayer, check_same_symbol_type, flatten
 from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
 from gluon_amp.casting.classes import stock_class
+from gluon_amp.casting.parameters import variable_of
 
 import mxnet as mx
 from mxnet.gluon import Block, HybridBlock
@@ -183,7 +184,7 @@ def traced(
     inside it are appended to `called` when they are called. Raises `TraceError`.
     """
     for param in block.collect_params().values():
-        param.var()  # created outside the scope, as a Parameter keeps its variable and its label
+        variable_of(param)  # outside the scope, as a Parameter keeps its variable and its label
     handles = []
     stack = []  # paths and labels of the blocks that are running
 
