@@ -20,6 +20,7 @@ from gluon_amp.casting.parameters import (
     cast_parameter,
     contexts_of,
     dtype_of,
+    has_sparse_gradient,
     to_plain_layout,
 )
 from gluon_amp.casting.sharing import not_shared
@@ -217,7 +218,8 @@ def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
             else:
                 stored = cast_pass.parameter_dtypes(symbol, policy, inputs)
         for param in own:
-            wanted = stored.get(param.name, "float32")
+            stored_as = {} if has_sparse_gradient(param) else stored
+            wanted = stored_as.get(param.name, "float32")
             # a parameter that two blocks share is float16 only if both read it in float16
             dtypes[id(param)] = wanted if dtypes.get(id(param), wanted) == wanted else "float32"
     return dtypes

@@ -187,6 +187,11 @@ def dtype_of(param: Parameter) -> str:
     return dtype_name(param.dtype)
 
 
+def has_sparse_gradient(param: Parameter) -> bool:
+    """Return whether a parameter's gradient is stored as row_sparse."""
+    return param._grad_stype == "row_sparse"
+
+
 def contexts_of(param: Parameter) -> List[mx.Context]:
     """Return the contexts of a Parameter; none before `initialize`."""
     try:

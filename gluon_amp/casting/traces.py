@@ -5,7 +5,7 @@ from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.arguments import arrays_in, constants_of, is_sparse
-from gluon_amp.casting.parameters import dtype_of, frozen_names
+from gluon_amp.casting.parameters import dtype_of, frozen_names, has_sparse_gradient
 from gluon_amp.casting.sharing import add_user
 from gluon_amp.casting.tracing import HybridBlock, TraceError, trace
 from gluon_amp.lowering.delayed_scaling import Scales
@@ -147,7 +147,8 @@ class Binding:
         names = {s.name for s in inputs}
         dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
         dtypes = {name: dtype for name, dtype in dtypes.items() if name not in names}
-        cast, self.nodes = cast_pass.plan(symbol, self.policy, dtypes, self.ends)
+        sparse = {p.name for p in self.parameters_of(block) if has_sparse_gradient(p)}
+        cast, self.nodes = cast_pass.plan(symbol, self.policy, dtypes, self.ends, sparse)
         self.graph = inputs, cast
         block._cached_graph = inputs, _plain(symbol)  # MXNet saves it
 
