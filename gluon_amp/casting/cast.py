@@ -216,10 +216,10 @@ def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
             except TraceError:
                 pass  # float32 is always correct: a graph casts it, and Python code reads it
             else:
-                stored = cast_pass.parameter_dtypes(symbol, policy, inputs)
+                sparse = {param.name for param in own if has_sparse_gradient(param)}
+                stored = cast_pass.parameter_dtypes(symbol, policy, inputs, sparse)
         for param in own:
-            stored_as = {} if has_sparse_gradient(param) else stored
-            wanted = stored_as.get(param.name, "float32")
+            wanted = stored.get(param.name, "float32")
             # a parameter that two blocks share is float16 only if both read it in float16
             dtypes[id(param)] = wanted if dtypes.get(id(param), wanted) == wanted else "float32"
     return dtypes

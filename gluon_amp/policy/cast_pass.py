@@ -36,8 +36,8 @@ NATIVELY_MIXED = ("BatchNorm",)
 # The ends of a net
 ENDS = ("first", "last")
 
-# How a product runs whose weight has a row_sparse gradient: that of a cast is dense
-ROW_SPARSE = Decision("float32", "the gradient of its weight is row_sparse")
+# How a product of sparse arrays runs, or of a weight with a row_sparse gradient: casts are dense
+SPARSE = Decision("float32", "an array that it reads, or its gradient, is sparse")
 
 # Dtype of a tensor of integers or booleans, of any width, while the casts are inserted
 INTEGER = "integer"
@@ -85,24 +85,28 @@ def plan(
 
 
 def parameter_dtypes(
-    symbol: mx.sym.Symbol, policy: Policy, inputs: Iterable[str]
+    symbol: mx.sym.Symbol,
+    policy: Policy,
+    inputs: Iterable[str],
+    sparse_gradients: Container[str] = (),
 ) -> Dict[str, str]:
     """Return the storage dtype that a policy gives each parameter of a graph.
 
     A parameter is stored in the policy's `param_dtype` if only convolutions and matrix products
     read it, directly or through operators that move values (reshape, concatenate). All other
     parameters (of norms and embeddings, scales, running statistics) are stored in float32. `inputs`
-    are the variables that are data.
+    are the variables that are data, `sparse_gradients` as for `plan`.
     """
     graph = to_json(symbol)
     nodes, readers = graph["nodes"], readers_of(graph)
+    decisions = _decisions(policy, graph, ENDS, sparse_gradients)
 
     def only_products_read(i: int) -> bool:
         for reader, position in readers[i]:
             if reader is None:
                 return False
             node = nodes[reader]
-            decision = _decide(policy, node)
+            decision = decisions[reader]
             if decision.kind == "compute" and position not in op_table.rule(node["op"]).uncast:
                 continue
             moves_values = node["op"] in op_table.MOVES and not decision.pinned
@@ -139,10 +143,10 @@ def _decisions(
         for end in ends:
             for i in _products_at(graph, decisions, end):
                 decisions[i] = _decide(policy, nodes[i], end)
+    sparse = {i for i, node in enumerate(nodes) if _is_sparse(node, sparse_gradients)}
     for i, decision in decisions.items():
-        sources = {nodes[source]["name"] for source, *_ in nodes[i]["inputs"]}
-        if decision.kind == "compute" and any(name in sparse_gradients for name in sources):
-            decisions[i] = ROW_SPARSE
+        if decision.kind == "compute" and any(s in sparse for s, *_ in nodes[i]["inputs"]):
+            decisions[i] = SPARSE
     if policy.compute_dtype != "float16":
         return decisions
     readers = readers_of(graph)
@@ -158,6 +162,11 @@ def _decisions(
             wide.add(i)
             decisions[i] = Decision("float32", "only leads to a constant that does not fit float16")
     return decisions
+
+
+def _is_sparse(node: dict, sparse_gradients: Container[str]) -> bool:
+    declared = node["attrs"].get("__storage_type__", "0")
+    return node["op"] == "null" and (declared != "0" or node["name"] in sparse_gradients)
 
 
 def _products_at(graph: dict, decisions: Dict[int, Decision], end: str) -> List[int]:
