@@ -3,7 +3,7 @@
 import warnings
 from typing import Dict, Tuple, Union
 
-from gluon_amp import kernels
+from gluon_amp import graph, kernels
 from gluon_amp.base.messages import first_few
 from gluon_amp.casting import statistics
 from gluon_amp.casting.binding import (
@@ -239,10 +239,10 @@ def _check_pins(policy: Policy, hybrid: list) -> None:
     """Raise if a pattern matches no block, or a block is pinned to two dtypes."""
     labels = [(path, block.prefix) for path, block in hybrid]
     nodes = [
-        ("", node)
+        (None, node["name"])
         for _, block in hybrid
         if isinstance(block, mx.gluon.SymbolBlock)
-        for node in block._cached_graph[1].get_internals().list_outputs()
+        for node in graph.to_json(block._cached_graph[1])["nodes"]
     ]
     policy.check_blocks([*labels, *nodes])
 

@@ -124,7 +124,7 @@ def parameter_dtypes(
 
 def _decide(policy: Policy, node: dict, end: str = "") -> Decision:
     attrs = node.get("attrs", {})
-    return policy.decide(node["op"], attrs.get(BLOCK_ATTR, ""), node["name"], attrs, end)
+    return policy.decide(node["op"], attrs.get(BLOCK_ATTR), node["name"], attrs, end)
 
 
 def _decisions(

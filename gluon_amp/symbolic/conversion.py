@@ -113,7 +113,7 @@ def cast_symbol(
 ) -> mx.sym.Symbol:
     """Return what `convert` returns, under any policy."""
     inputs = _input_names(symbol, data_names, label_names)
-    policy.check_blocks(("", node["name"]) for node in graph.to_json(symbol)["nodes"])
+    policy.check_blocks((None, node["name"]) for node in graph.to_json(symbol)["nodes"])
     if policy.is_float32:
         return cast_pass.apply(symbol, policy, {})
     return cast_pass.apply(symbol, policy, cast_pass.parameter_dtypes(symbol, policy, inputs))
