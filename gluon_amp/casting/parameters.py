@@ -15,6 +15,7 @@ from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.host import host_copy, wait_until_unused
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
 from gluon_amp.casting.sharing import declared_dtype, is_read_by_stock_block
+from gluon_amp.casting.stale_trainer import guard
 from gluon_amp.optimizer.masters import hold, master_of, release, set_master
 
 import mxnet as mx
@@ -94,6 +95,11 @@ class CastParameter(Mixin):
         """As `Parameter.var`, of the kind that MXNet is set to now: `mx.util.use_np` changes it."""
         self._var = of_user_kind(variable_of(self))
         return self._var
+
+    def _set_trainer(self, trainer):
+        super()._set_trainer(trainer)
+        if trainer is not None:
+            guard(trainer)
 
     def zero_grad(self) -> None:
         """As `Parameter.zero_grad`, which fails on gradients of `mx.np`."""
@@ -175,11 +181,6 @@ def saved_as_stored(params: Iterable[Parameter]) -> Iterator[None]:
     finally:
         for param, cls in bound:
             param.__class__ = cls
-
-
-def gradient_dtype_of(param: Parameter) -> str:
-    """Return the dtype in which a parameter's net computes the gradients of matrix products."""
-    return getattr(param, "_amp_gradient_dtype", "float32")
 
 
 def dtype_of(param: Parameter) -> str:
