@@ -12,8 +12,10 @@ MXNET_MISSING = (
 def import_mxnet() -> None:
     """Import MXNet with its CUDA libraries, numpy's old aliases and fast settings for a CPU.
 
-    An `ImportError` is one sentence: the package to install, or the system library that is missing.
+    An `ImportError` is one sentence: the package to install, the system library that is missing, or
+    the environment variable that MXNet cannot read.
     """
+    cpu.check_variables()
     cuda_libraries.preload()
     compat.restore_numpy_aliases()
     compat.restore_distutils()

@@ -27,6 +27,7 @@ import contextlib
 import ctypes
 import logging
 import os
+import re
 import sys
 from typing import Dict, Iterator
 
@@ -34,6 +35,15 @@ from gluon_amp.base.hardware import count_cores, count_processors, has_amx
 
 # The variables with which a user chooses the number of threads
 THREADS = ("OMP_NUM_THREADS", "MXNET_OMP_MAX_THREADS")
+# Integers that MXNet reads when it is loaded. The process ends if one is written in another way.
+INTEGERS = """
+OMP_NUM_THREADS MXNET_OMP_MAX_THREADS MXNET_CPU_WORKER_NTHREADS MXNET_MP_WORKER_NTHREADS
+MXNET_MP_OPENCV_NUM_THREADS MXNET_PROFILER_AUTOSTART MXNET_PROFILER_MODE
+MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD
+MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_BWD MXNET_DISABLE_MKLDNN_CONV_OPT MXNET_DISABLE_MKLDNN_FC_OPT
+MXNET_DISABLE_MKLDNN_TRANSFORMER_OPT MXNET_DISABLE_MKLDNN_FUSE_CONV_BN
+MXNET_DISABLE_MKLDNN_FUSE_CONV_RELU MXNET_DISABLE_MKLDNN_FUSE_CONV_SUM
+""".split()
 SETTINGS = {"MXNET_CPU_PARALLEL_SIZE": str(2**31 - 1), "MXNET_CPU_TEMP_COPY": "1"}
 AMX = {"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX"}
 
@@ -47,6 +57,18 @@ IDLE = (
 )
 
 logger = logging.getLogger(__name__)
+
+
+def check_variables() -> None:
+    """Raise an `ImportError` if an environment variable would end the process in MXNet's parser."""
+    for name in () if "mxnet" in sys.modules else INTEGERS:
+        text = os.environ.get(name, "")
+        is_integer = re.fullmatch(r"\s*[+-]?[0-9]+\s*", text) and -(2**31) <= int(text) < 2**31
+        if text and not is_integer:
+            raise ImportError(
+                f"The environment variable {name} is {text!r}, of which MXNet cannot read a number "
+                f"and ends the process: set it to one integer, as in {name}=4, or unset it."
+            )
 
 
 @contextlib.contextmanager

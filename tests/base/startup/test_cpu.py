@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -116,6 +117,42 @@ def test_threads_are_set_during_the_import_alone(chosen, monkeypatch):
                 assert dict(os.environ) == expected
                 raise KeyError("lost")
             assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    "name, text, accepted",
+    [
+        ("OMP_NUM_THREADS", "abc", False),
+        ("OMP_NUM_THREADS", "4,2", False),  # OpenMP reads a number for each nesting level
+        ("OMP_NUM_THREADS", " ", False),
+        ("OMP_NUM_THREADS", str(2**31), False),
+        ("OMP_NUM_THREADS", "", True),
+        ("OMP_NUM_THREADS", " +4 ", True),
+        ("OMP_NUM_THREADS", "-1", True),
+        ("MXNET_CPU_WORKER_NTHREADS", "1.5", False),
+        ("MXNET_EXEC_BULK_EXEC_MAX_NODE_TRAIN_FWD", "all", False),
+        ("MXNET_DISABLE_MKLDNN_FUSE_CONV_BN", "yes", False),
+    ],
+)
+def test_a_number_that_mxnet_cannot_read_is_refused(name, text, accepted, monkeypatch):
+    for other in cpu.INTEGERS:
+        monkeypatch.delenv(other, raising=False)
+    monkeypatch.setenv(name, text)
+    cpu.check_variables()  # MXNet has read its variables
+    monkeypatch.delitem(sys.modules, "mxnet")
+    if accepted:
+        cpu.check_variables()
+        return
+    with pytest.raises(ImportError, match=rf"^The .* {name} is {text!r}, .*set it to one integer"):
+        cpu.check_variables()
+
+
+def test_the_command_refuses_such_a_number():
+    command = [sys.executable, "-c", "import gluon_amp_console; exit(gluon_amp_console.main())"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "abc"}
+    done = subprocess.run([*command, "doctor"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2 and not done.stdout
+    assert re.fullmatch(r"gluon-amp: The environment variable OMP_NUM_THREADS .*\n", done.stderr)
 
 
 def test_settings_of_the_user_stay(monkeypatch):
