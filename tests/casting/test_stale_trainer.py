@@ -61,9 +61,8 @@ def test_init_trainer_takes_a_stock_trainer_that_was_built_before_the_cast():
     assert trainer.step(1).applied
 
 
-def steps_of(net, trainer, policy):
-    """Make two steps; return the warnings of gluon_amp."""
-    amp.cast(net, policy)  # once more, which a correct trainer survives
+def warnings_of(net, trainer):
+    """Make two steps, between which the net is cast once more; return gluon_amp's warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(2):
@@ -72,6 +71,7 @@ def steps_of(net, trainer, policy):
             else:
                 backward_plain(net)
             trainer.step(1)
+            amp.cast(net, amp.policy_of(net))
     return [one for one in caught if "amp." in str(one.message)]
 
 
@@ -86,22 +86,25 @@ def steps_of(net, trainer, policy):
 )
 def test_a_stock_trainer_warns_once_if_it_needs_a_scale(policy, text):
     net = amp.cast(norm_net(), policy)
-    found = steps_of(net, gluon.Trainer(net.collect_params(), "sgd"), policy)
+    found = warnings_of(net, gluon.Trainer(net.collect_params(), "sgd"))
     assert len(found) == bool(text)
     for one in found:
         assert re.search(text, str(one.message)) and one.filename == __file__
 
 
-@pytest.mark.parametrize("subclass", [gluon.Trainer, type("Distributed", (gluon.Trainer,), {})])
-def test_init_trainer_gives_what_is_missing_and_nothing_warns(subclass):
+@pytest.mark.parametrize(
+    "kind", [gluon.Trainer, type("Distributed", (gluon.Trainer,), {}), Trainer]
+)
+def test_trainers_with_a_loss_scale_do_not_warn(kind):
     net = amp.cast(norm_net(), "float16")
-    trainer = subclass(net.collect_params(), "sgd")
-    amp.init_trainer(trainer, loss_scale=8)
-    assert steps_of(net, trainer, "float16") == []
-    assert steps_of(net, Trainer(net.collect_params(), "sgd", loss_scale=8), "float16") == []
+    trainer = kind(net.collect_params(), "sgd")
+    if kind is not Trainer:
+        amp.init_trainer(trainer)
+    assert warnings_of(net, trainer) == []
+    assert isinstance(trainer, kind)
 
 
-def test_a_stock_trainer_of_frozen_float16_layers_does_not_warn():
+def test_frozen_layers_need_no_scale():
     net = amp.cast(norm_net(), "float16")
     trainer = gluon.Trainer(net.collect_params(), "sgd")
     net.collect_params().setattr("grad_req", "null")
