@@ -52,6 +52,8 @@ class OpRule(NamedTuple):
 #           exact.
 # integers  return integers or booleans, whatever they read
 # scalar    have a constant beside their tensor
+# once      have other gradients in a second backward pass on a kept graph, as `make operators`
+#           measures, or run code of which this is unknown
 _TABLE = """
 # convolutions, matrix products
 compute: Tensor Cores multiply float16 and accumulate in float32
@@ -76,10 +78,11 @@ float32: a legacy operator that was not written for float16
 float32: has no float16 kernel
     _linalg_gelqf _linalg_gemm _linalg_gemm2 _linalg_inverse _linalg_makediag _linalg_maketrian
     _linalg_extractdiag _linalg_extracttrian _linalg_potrf _linalg_potri _linalg_syevd
-    _linalg_syrk _linalg_trmm _linalg_trsm _linalg_det _linalg_slogdet _linalg_sumlogdiag
+    _linalg_syrk _linalg_trmm _linalg_trsm _linalg_sumlogdiag
     _npi_cholesky _npi_eig _npi_eigh _npi_eigvals _npi_eigvalsh _npi_pinv
     _npi_pinv_scalar_rcond _npi_solve _npi_svd _npi_tensorinv _npi_tensorsolve khatri_rao
     _contrib_fft _contrib_ifft _contrib_count_sketch _npi_around
+    once: _linalg_det _linalg_slogdet
 # normalization
 norm: sums its statistics in float32; a normalized value fits float16
     BatchNorm BatchNorm_v1 _contrib_BatchNormWithReLU _contrib_SyncBatchNorm LayerNorm GroupNorm
@@ -144,7 +147,7 @@ follow: one tensor and a constant, which is rounded to the tensor's dtype
     _equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar
     _lesser_equal_scalar _logical_and_scalar _logical_or_scalar _logical_xor_scalar
 follow: drops values and scales the others by a small constant
-    Dropout
+    once: Dropout
 # pooling, resizing
 # see also `BY_ATTRIBUTE`
 follow: its kernel pools or resizes in float32; an average is no larger than its values
@@ -205,14 +208,15 @@ float32: reads coordinates: float16 has no half pixels past 1024, no odd pixels 
     _contrib_MultiBoxPrior _contrib_MultiBoxTarget _contrib_MultiBoxDetection
     _contrib_box_iou _contrib_box_nms _contrib_box_encode _contrib_box_decode
     _contrib_bipartite_matching _contrib_mrcnn_mask_target
-    GridGenerator BilinearSampler SpatialTransformer
+    GridGenerator BilinearSampler
+    once: SpatialTransformer
 # user code and subgraphs
 float32: runs user code, which may expect float32
-    Custom _CustomFunction _NDArray _Native
+    once: Custom _CustomFunction _NDArray _Native
 float32: runs a subgraph, which may expect float32
-    _foreach _while_loop _cond _CachedOp _CachedOpThreadSafe
+    once: _foreach _while_loop _cond _CachedOp _CachedOpThreadSafe
 float32: created by a later pass for one device, from operators that are already cast
-    _sg_mkldnn_conv _sg_mkldnn_fully_connected _sg_mkldnn_selfatt_qk _sg_mkldnn_selfatt_valatt
+    once: _sg_mkldnn_conv _sg_mkldnn_fully_connected _sg_mkldnn_selfatt_qk _sg_mkldnn_selfatt_valatt
     _TensorRT _FusedOp _FusedOpHelper _FusedOpOutHelper
 # random numbers
 float32: reads the parameters of a distribution
@@ -342,6 +346,7 @@ BY_ATTRIBUTE = {
 MOVES = frozenset(_MARKED["moves"])
 EXACT = MOVES | _MARKED["exact"]
 RETURNS_INTEGERS = frozenset(_MARKED["integers"])
+RUNS_ONCE = frozenset(_MARKED["once"])
 WITH_SCALAR = " ".join(sorted(_MARKED["scalar"]))
 
 

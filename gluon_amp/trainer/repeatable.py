@@ -10,7 +10,7 @@ from typing import Iterator, List, Tuple
 
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.graph import to_json
-from gluon_amp.lowering.dropout import has_unrepeatable, overwrites_reserve
+from gluon_amp.policy.runs_once import graph_runs_once, runs_once
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -31,14 +31,16 @@ def can_repeat(losses: List[NDArray]) -> bool:
             operators = to_json(tape)
         except mx.MXNetError:  # one of them has no text
             return False
-        if has_unrepeatable(operators, device):
+        nodes = [node for node in operators["nodes"] if node["op"] != "_CachedOp"]
+        if any(runs_once(node["op"], node["attrs"], device) for node in nodes):
             return False
         names += tape.get_internals().list_outputs()
     for graph, outputs, is_cast in _hybridized():
-        if overwrites_reserve(graph, device):
+        if any(runs_once(node["op"], {}, device) for node in graph["nodes"] if node["op"] == "RNN"):
             return False
         own = tuple(f"_{name}" for name in outputs)
-        if not is_cast and has_unrepeatable(graph) and any(name.endswith(own) for name in names):
+        found = not is_cast and graph_runs_once(graph, device)
+        if found and any(name.endswith(own) for name in names):
             return False
     return True
 
