@@ -4,6 +4,7 @@ import weakref
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.casting import statistics
 from gluon_amp.casting.arguments import arrays_in, constants_of, is_sparse
 from gluon_amp.casting.parameters import dtype_of, frozen_names
 from gluon_amp.casting.sharing import add_user
@@ -149,6 +150,8 @@ class Binding:
         dtypes = {name: dtype for name, dtype in dtypes.items() if name not in names}
         cast, self.nodes = cast_pass.plan(symbol, self.policy, dtypes, self.ends)
         self.graph = inputs, cast
+        written = set(symbol.list_auxiliary_states())
+        statistics.found(p for p in self.parameters_of(block) if p.name in written)
         block._cached_graph = inputs, _plain(symbol)  # MXNet saves it
 
     def select_to_export(self, block: HybridBlock) -> bool:

@@ -53,7 +53,8 @@ class OpRule(NamedTuple):
 # integers  return integers or booleans, whatever they read
 # scalar    have a constant beside their tensor
 # once      have other gradients in a second backward pass on a kept graph, as `make operators`
-#           measures, or run code of which this is unknown
+#           measures
+# code      run code or a graph of which nothing is known
 _TABLE = """
 # convolutions, matrix products
 compute: Tensor Cores multiply float16 and accumulate in float32
@@ -212,11 +213,11 @@ float32: reads coordinates: float16 has no half pixels past 1024, no odd pixels 
     once: SpatialTransformer
 # user code and subgraphs
 float32: runs user code, which may expect float32
-    once: Custom _CustomFunction _NDArray _Native
+    code: Custom _CustomFunction _NDArray _Native
 float32: runs a subgraph, which may expect float32
-    once: _foreach _while_loop _cond _CachedOp _CachedOpThreadSafe
+    code: _foreach _while_loop _cond _CachedOp _CachedOpThreadSafe
 float32: created by a later pass for one device, from operators that are already cast
-    once: _sg_mkldnn_conv _sg_mkldnn_fully_connected _sg_mkldnn_selfatt_qk _sg_mkldnn_selfatt_valatt
+    code: _sg_mkldnn_conv _sg_mkldnn_fully_connected _sg_mkldnn_selfatt_qk _sg_mkldnn_selfatt_valatt
     _TensorRT _FusedOp _FusedOpHelper _FusedOpOutHelper
 # random numbers
 float32: reads the parameters of a distribution
@@ -346,7 +347,8 @@ BY_ATTRIBUTE = {
 MOVES = frozenset(_MARKED["moves"])
 EXACT = MOVES | _MARKED["exact"]
 RETURNS_INTEGERS = frozenset(_MARKED["integers"])
-RUNS_ONCE = frozenset(_MARKED["once"])
+RUNS_CODE = frozenset(_MARKED["code"])
+RUNS_ONCE = RUNS_CODE | _MARKED["once"]
 WITH_SCALAR = " ".join(sorted(_MARKED["scalar"]))
 
 

@@ -5,10 +5,10 @@ operator may have overwritten what that pass reads: the factors of a determinant
 Dropout. `make operators` measures which operators do so. What was not measured counts as one.
 """
 
-from typing import Mapping
+from typing import Mapping, Optional
 
 from gluon_amp.base import registry
-from gluon_amp.policy.op_table import RUNS_ONCE, is_known
+from gluon_amp.policy.op_table import RUNS_CODE, RUNS_ONCE, is_known
 
 # (operator, attribute, value): nodes whose attribute has this value run backward only once
 _BY_ATTRIBUTE = {("LeakyReLU", "act_type", "rrelu")}  # crashes in it on a CPU, so not measured
@@ -32,16 +32,29 @@ def runs_once(op: str, attrs: Mapping[str, str], device_type: str) -> bool:
     )
 
 
-def graph_runs_once(graph: dict, device_type: str) -> bool:
-    """Return whether a second backward pass of a graph, as JSON, has or may have other gradients.
+def find_runs_once(graph: dict, device_type: str) -> Optional[str]:
+    """Return an operator whose second backward pass in a graph differs, or may; None if none does.
 
-    No gradient reaches what a BlockGrad reads, such as the masks of a cast net's dropout.
+    No gradient reaches what a BlockGrad reads, such as the masks of a cast net's dropout. The graph
+    of a hybridized block stands under "subgraphs" if it is known.
     """
     reached = {entry[0] for entry in graph["heads"]}
     for i, node in reversed(list(enumerate(graph["nodes"]))):
-        if i in reached:
-            if runs_once(node["op"], node.get("attrs", {}), device_type):
-                return True
-            if node["op"] != "BlockGrad":
-                reached.update(entry[0] for entry in node["inputs"])
-    return False
+        if i not in reached:
+            continue
+        bodies = node.get("subgraphs") if node["op"] == "_CachedOp" else None
+        if bodies:
+            found = next(filter(None, (find_runs_once(one, device_type) for one in bodies)), None)
+        else:
+            once = runs_once(node["op"], node.get("attrs", {}), device_type)
+            found = node["op"] if once else None
+        if found:
+            return found
+        if node["op"] != "BlockGrad":
+            reached.update(entry[0] for entry in node["inputs"])
+    return None
+
+
+def is_measured(op: str) -> bool:
+    """Return whether all that an operator does is known: it is no code of a user, and no loop."""
+    return is_known(op) and registry.canonical(op) not in RUNS_CODE

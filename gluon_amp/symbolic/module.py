@@ -19,7 +19,7 @@ from gluon_amp.graph import to_json
 from gluon_amp.lowering import check_device, delayed_scaling
 from gluon_amp.optimizer import create, masters
 from gluon_amp.policy import Policy
-from gluon_amp.policy.runs_once import graph_runs_once
+from gluon_amp.policy.runs_once import find_runs_once
 from gluon_amp.symbolic.graphs import Graphs, Shapes
 from gluon_amp.symbolic.loss_head import SCALE
 from gluon_amp.symbolic.parameters import ExecutorParameter, Params, checked_values, in_float32
@@ -444,7 +444,7 @@ class Module(mx.mod.Module):
             training
             and self._trainer is not None
             and self._loss_scale.searching
-            and not graph_runs_once(to_json(group.symbol), device_type)
+            and not find_runs_once(to_json(group.symbol), device_type)
         ):
             super().forward(data_batch, is_train=False)  # loads the data
             try:
