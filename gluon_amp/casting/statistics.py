@@ -14,6 +14,7 @@ from typing import Iterable, List, Optional
 from gluon_amp.base.tape import Tape, memory_of
 from gluon_amp.casting.snapshots import Snapshot, Snapshots, take
 
+import mxnet as mx
 from mxnet import Context, autograd, gluon
 from mxnet.ndarray import NDArray
 
@@ -43,13 +44,15 @@ def is_statistic(parameter: gluon.Parameter) -> bool:
     Gluon's layers declare it. Parameters of imported nets and of a user's own blocks do not, and
     are known after the first trace or backward pass.
     """
-    own = not parameter._differentiable or parameter in _written
-    return own and parameter.grad_req == "null"
+    frozen = parameter.grad_req == "null"
+    return frozen and (not parameter._differentiable or parameter in _written)
 
 
-def found(parameters: Iterable[gluon.Parameter]) -> None:
-    """Record that operators write these parameters, as a graph shows."""
-    _written.update(parameters)
+def look(parameters: Iterable[gluon.Parameter], symbol: mx.sym.Symbol) -> None:
+    """Record which of the parameters of a graph its operators write."""
+    states = set(symbol.list_auxiliary_states())
+    for parameter in parameters:
+        (_written if parameter.name in states else _spared).add(parameter)
 
 
 class Frozen(gluon.Parameter):

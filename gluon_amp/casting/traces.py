@@ -150,8 +150,7 @@ class Binding:
         dtypes = {name: dtype for name, dtype in dtypes.items() if name not in names}
         cast, self.nodes = cast_pass.plan(symbol, self.policy, dtypes, self.ends)
         self.graph = inputs, cast
-        written = set(symbol.list_auxiliary_states())
-        statistics.found(p for p in self.parameters_of(block) if p.name in written)
+        statistics.look(self.parameters_of(block), symbol)
         block._cached_graph = inputs, _plain(symbol)  # MXNet saves it
 
     def select_to_export(self, block: HybridBlock) -> bool:

@@ -7,6 +7,7 @@ import gluon_amp as amp
 from gluon_amp.base import tape
 from gluon_amp.casting import snapshots, statistics
 from tests import kinds
+from tests.casting.nets import OwnNorm
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -118,32 +119,13 @@ def test_which_parameters_are_statistics():
 # ------------------------------------------------------------------------------ passes
 
 
-class Norm(gluon.HybridBlock):
-    """A user's own, whose statistics are not declared as such."""
-
-    def __init__(self):
-        super().__init__()
-        with self.name_scope():
-            for name, init, grad_req in (
-                ("gamma", "ones", "write"),
-                ("beta", "zeros", "write"),
-                ("mean", "zeros", "null"),
-                ("var", "ones", "null"),
-            ):
-                param = self.params.get(name, shape=(2,), init=init, grad_req=grad_req)
-                setattr(self, name, param)
-
-    def hybrid_forward(self, F, x, gamma, beta, mean, var):
-        return F.BatchNorm(x * 1 + 0, gamma, beta, mean, var, fix_gamma=False)
-
-
 def recorded(net, **mode):
     with autograd.record(**mode):
         return net(kinds.ones((3, 2)))
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-@pytest.mark.parametrize("make", [Norm, lambda: gluon.nn.BatchNorm(in_channels=2)])
+@pytest.mark.parametrize("make", [lambda: OwnNorm(2), lambda: gluon.nn.BatchNorm(in_channels=2)])
 def test_a_pass_that_is_recorded_shows_what_it_writes(make, hybridize):
     """Of a net that no trainer and no cast knows."""
     net = make()
@@ -162,7 +144,7 @@ def test_a_pass_that_is_recorded_shows_what_it_writes(make, hybridize):
 
 
 def test_parameters_that_operators_write_are_found_in_the_first_pass():
-    net = Norm()
+    net = OwnNorm(2)
     net.initialize()
     statistics.start_keeping()
     statistics.watch(net.collect_params().values())
