@@ -114,7 +114,7 @@ def suggest_policy(
     loss scale. What Python code outside the HybridBlocks computes is in float32 and not pinned.
 
     It takes 3 passes where no pin is needed, 10 to 25 where none helps, and 15 to 40 for each pin,
-    each with new traces, and the memory of two more copies of the net. The passes run in training
+    each with new traces, and the memory of three more copies of the net. The passes run in training
     mode on copies, so the net does not change. The random numbers of numpy and Python do not
     either. MXNet's are seeded, at the end with a number drawn before.
 
