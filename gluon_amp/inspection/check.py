@@ -56,6 +56,8 @@ def check(
     ------
     ValueError
         Called without inputs on a net that has never run.
+    TypeError
+        The second argument is no trainer.
 
     Examples
     --------
@@ -66,6 +68,11 @@ def check(
     net: FullyConnected gives 1001 outputs, which is no multiple of 8 for Tensor
       Cores: make them 1008, and use no label for the 7 others.
     """
+    if not isinstance(trainer, (gluon.Trainer, type(None))):
+        raise TypeError(
+            f"check() got a {type(trainer).__name__} as its trainer, expected a gluon.Trainer or "
+            "None: call check(net, trainer, x) or check(net, None, x)."
+        )
     outputs, arguments = run("check", net, inputs)
     findings = Findings()
     written = set()  # by operators: running statistics

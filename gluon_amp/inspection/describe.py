@@ -132,6 +132,8 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
     ------
     ValueError
         Called without inputs on a net that has never run.
+    RuntimeError
+        MXNet cannot run the net on these inputs.
 
     Examples
     --------

@@ -49,6 +49,8 @@ def test_inputs_are_needed_once():
         "check() needs inputs, since HybridSequential net has never run: call "
         "check(net, trainer, x) with x as for net(x)."
     )
+    with pytest.raises(TypeError, match="check.. got a NDArray as its trainer"):
+        amp.check(net, nd.ones((30, 16)))
     net(nd.ones((30, 16)))
     # without inputs the batch is not known
     assert [finding.problem.split(",")[0] for finding in amp.check(net)] == [

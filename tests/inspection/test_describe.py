@@ -109,8 +109,6 @@ def test_a_net_in_float16_that_was_not_cast_shows_its_real_dtypes(hybridized):
         ("", "none", set()),
     ]
     assert "emulated" not in str(description)
-    other = built(nn.Dense(2, in_units=3), policy=None)
-    assert np.isfinite(other(nd.ones((1, 3))).asnumpy()).all()
     nd.waitall()  # raises if an error was left
 
 
