@@ -19,7 +19,9 @@ from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import TraceError, named_blocks, trace
 from gluon_amp.inspection.format_effects import Effect, effect_of
 from gluon_amp.inspection.graph_search import FLOATS, CallGraph, Input, Tensor
+from gluon_amp.inspection.operators import contains_cast
 from gluon_amp.inspection.replay import Call
+from gluon_amp.inspection.unchanged import same_random_numbers
 from gluon_amp.optimizer.arrays import dense_part
 
 from mxnet import gluon, nd
@@ -104,9 +106,12 @@ def activations(
 def graph_without_randomness(path: str, block: gluon.Block, arguments: tuple) -> Optional[tuple]:
     """Return inputs and symbol of a block's graph, or None if it has none that can be repeated."""
     binding = binding_of(block)
+    if contains_cast(block):
+        return None
     if binding is None:
         try:
-            traced = trace(block, path, arguments)
+            with same_random_numbers():  # which the block's Python code may draw
+                traced = trace(block, path, arguments)
         except TraceError:
             return None
         inputs, symbol = traced.inputs, traced.symbol

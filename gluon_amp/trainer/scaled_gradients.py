@@ -220,8 +220,7 @@ class ScaledGradients:
         losses = list(flatten(loss))
         if not losses:
             raise ValueError("backward() got no loss: pass an NDArray or a list of NDArrays.")
-        if self.scaling:
-            guards.check_losses(losses)
+        guards.check_losses(losses, self.scaling)
         self._begin_kind(accumulate)
         weights = self._weights_on({one.context for one in losses}) if accumulate else ()
         earlier = clear_fresh(weights)
