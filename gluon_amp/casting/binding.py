@@ -8,7 +8,7 @@ undoes it.
 import copy
 import logging
 import warnings
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -198,6 +198,18 @@ class Cast(Mixin):
         old = vars(self).get(name)
         super().__delattr__(name)
         self._amp.note(name, old, object())
+
+    def register_forward_hook(self, hook: Callable) -> Any:
+        self._clear_for_hook()
+        return super().register_forward_hook(hook)
+
+    def register_forward_pre_hook(self, hook: Callable) -> Any:
+        self._clear_for_hook()
+        return super().register_forward_pre_hook(hook)
+
+    def _clear_for_hook(self):
+        if not is_tracing():  # not the hook of a trace
+            self._clear_cached_op()  # and those of the blocks that contain this one
 
     def forward(self, *args: Any) -> Any:
         if not is_tracing() and any(isinstance(x, mx.sym.Symbol) for x in arrays_in(args)):

@@ -9,7 +9,7 @@ import contextlib
 import os
 import random
 import sys
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, FrozenSet, Iterable, Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -35,12 +35,13 @@ _REASONS = {id(function.__code__): reason for function, reason in CALLS.items()}
 GENERATORS = (random.Random, np.random.RandomState, np.random.Generator, np.random.BitGenerator)
 DRAWS = "it draws random numbers in Python"
 
-# What Gluon's own code sets in blocks: in all of them, in recurrent layers, and in cells, whose
-# `unroll` resets it
-GLUONS = frozenset(vars(HybridBlock(prefix="")))
-GLUONS |= {"skip_states", "_counter", "_init_counter", "_modified", "_prev_output"}
-GLUONS |= {"drop_inputs_mask", "drop_states_mask", "drop_outputs_mask"}
-GLUONS |= {"_amp", "_amp_inputs"}  # and what this package sets
+# What Gluon's own code sets in blocks, and this package. A cell keeps its states from one step to
+# the next; a block that unrolls it resets them first.
+CELL_STATES = frozenset(
+    ("_prev_output", "drop_inputs_mask", "drop_states_mask", "drop_outputs_mask")
+)
+GLUONS = CELL_STATES.union(vars(HybridBlock(prefix="")), ("_amp", "_amp_inputs"))
+GLUONS |= {"skip_states", "_counter", "_init_counter", "_modified"}  # in recurrent layers
 
 
 class WouldFreeze(BaseException):
@@ -90,12 +91,16 @@ def watch(is_frozen: Callable[[], bool]) -> Iterator[None]:
 class Attributes:
     """The attributes of blocks at one time, to find those that change, and to restore them."""
 
-    def __init__(self, blocks: Iterable[Tuple[str, Block]]) -> None:
+    def __init__(
+        self, blocks: Iterable[Tuple[str, Block]], ignored: FrozenSet[str] = GLUONS
+    ) -> None:
+        self._ignored = ignored
         self._before = [(path, block, dict(vars(block))) for path, block in blocks]
 
-    def changed(self) -> List[Tuple[str, str]]:
-        """Return path and name of the changed ones, but for new children and parameters."""
-        return [(path, name) for path, _, _, name in self._changes()]
+    def changed(self) -> List[Tuple[str, str, Any]]:
+        """Return path, name and value of the changed ones, but for new children and parameters."""
+        changes = self._changes()
+        return [(path, name, vars(block).get(name)) for path, block, _, name in changes]
 
     def restore(self) -> None:
         for _, block, before, name in list(self._changes()):
@@ -105,7 +110,7 @@ class Attributes:
     def _changes(self) -> Iterator[tuple]:
         for path, block, before in self._before:
             now = vars(block)
-            for name in {**before, **now}.keys() - GLUONS:
+            for name in {**before, **now}.keys() - self._ignored:
                 old, new = before.get(name), now.get(name)
                 if not (isinstance(new, (Block, Parameter)) or same_value(old, new)):
                     yield path, block, before, name

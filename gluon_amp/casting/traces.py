@@ -2,12 +2,11 @@
 
 import re
 import weakref
-from collections import defaultdict
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.arguments import arrays_in, constants_of, is_sparse, same_value, value_of
-from gluon_amp.casting.every_call import GLUONS
+from gluon_amp.casting.every_call import GLUONS, Attributes
 from gluon_amp.casting.parameters import dtype_of, frozen_names
 from gluon_amp.casting.sharing import add_user
 from gluon_amp.casting.tracing import (
@@ -39,7 +38,7 @@ class TraceKey(NamedTuple):
     A `hybrid_forward` may ask for autograd's mode, as those of detectors do. The lowered graph
     depends on the rest. `device`, `dtypes` and `sparse` are those of the arrays; symbols have none.
     `constants` is None if the Python code runs, as no trace is kept for the arguments.
-    `attributes` are paths, names and values of those that the user changed after the cast.
+    `attributes` are path and name, and value, of those that the user changed after the cast.
     """
 
     recording: bool
@@ -49,7 +48,7 @@ class TraceKey(NamedTuple):
     sparse: Tuple[bool, ...]
     frozen: FrozenSet[str]
     constants: Optional[tuple]
-    attributes: Tuple[Tuple[str, str, Any], ...]
+    attributes: Tuple[Tuple[Tuple[str, str], Any], ...]
 
     @property
     def inference(self) -> bool:
@@ -93,9 +92,9 @@ class Binding:
         self.key: Optional[TraceKey] = None  # of the current trace
         self.traces: Dict[Optional[TraceKey], tuple] = {}  # all traces but the current one
         self.called = []  # by the last trace, in this order
-        # The values of attributes that were changed since then, and all values that these had
-        self.attributes: Dict[str, Any] = {}
-        self._values = defaultdict(set)
+        # All values of the attributes that were changed since then, and which one each has
+        self._values: Dict[str, list] = {}
+        self.attributes: Dict[str, int] = {}
         self.running = False  # as Python code, at this moment
         self.varying: Optional[str] = None  # why the block is not traced: an attribute varies
         self._combinations = set()  # of constants and attributes, of all traces
@@ -105,6 +104,9 @@ class Binding:
         self._inside: Tuple[Binding, ...] = ()
         self._versions: Optional[List[object]] = None
         self._attributes = ()
+        # Blocks with a `forward` of their own, which are not cast, and their changed attributes
+        self._others = Attributes(())
+        self._others_changed: Dict[Tuple[str, str], Any] = {}
         self._changed()
         self.version = _last_change
 
@@ -122,9 +124,11 @@ class Binding:
         """Note that an attribute of the block was set, which its `hybrid_forward` may read."""
         if name in GLUONS or self.varying or is_tracing() or same_value(old, new):
             return
-        self.attributes[name] = value_of(new)
-        values = self._values[name]
-        values.update((value_of(old), self.attributes[name]))
+        values = self._values.setdefault(name, [value_of(old)])
+        value = value_of(new)
+        if value not in values:
+            values.append(value)
+        self.attributes[name] = values.index(value)
         if self.running:
             self.varying = f"it changes its attribute {name!r} at each call"
         elif len(values) > MAX_CONSTANTS:
@@ -137,18 +141,24 @@ class Binding:
 
     def _look_inside(self, block: HybridBlock) -> None:
         """Find what changed inside the block; forget its traces if a child or parameter is new."""
-        if self._seen is _last_change:
+        others = self._others.changed()
+        if self._seen is _last_change and not others:
             return
-        inside = imperative_blocks(block, self.path, self.child_paths)
-        bindings = [vars(child).get("_amp") for _, child in inside]
-        self._inside = tuple(filter(None, bindings))
+        blocks = list(imperative_blocks(block, self.path, self.child_paths))
+        self._inside = tuple(vars(b)["_amp"] for _, b in blocks if "_amp" in vars(b))
         versions = [binding.version for binding in self._inside if binding is not self]
         if self._versions not in (None, versions):
             block._clear_cached_op()
         self._seen, self._versions = _last_change, versions
-        self._attributes = tuple(
-            (binding.path, *item) for binding in self._inside for item in binding.attributes.items()
-        )
+        self._others = Attributes((path, b) for path, b in blocks if "_amp" not in vars(b))
+        self._others_changed.update(((path, name), value_of(v)) for path, name, v in others)
+        changed = [
+            ((binding.path, name), value)
+            for binding in self._inside
+            for name, value in binding.attributes.items()
+            if value != 0  # the first one
+        ]
+        self._attributes = (*changed, *self._others_changed.items())
 
     def select_for(self, block: HybridBlock, args: tuple) -> None:
         """Make the trace for a call with these arguments the current one; trace it if it is new.

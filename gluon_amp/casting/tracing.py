@@ -14,7 +14,7 @@ from gluon_amp.base.messages import reason_of
 from gluon_amp.base.mxnet_internals import NumpySymbol, RNNLayer, check_same_symbol_type, flatten
 from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
 from gluon_amp.casting.classes import stock_class
-from gluon_amp.casting.every_call import Attributes, WouldFreeze, watch
+from gluon_amp.casting.every_call import CELL_STATES, GLUONS, Attributes, WouldFreeze, watch
 
 import mxnet as mx
 from mxnet import autograd
@@ -124,23 +124,26 @@ def _traceable(block: Block) -> bool:
 
 
 class _Label(mx.AttrScope):
-    """Labels new nodes with the path of their block; none may be made in another mode of autograd.
+    """Labels new nodes with the path of their block, which are of one mode of autograd.
 
-    A graph runs in one mode. If the block was hybridized by the user, it `is_frozen` in it.
+    A graph has no other one, unlike Python code. `mode` is None if the user hybridized the block.
 
-    Nodes of `Custom` get no label. MXNet passes each attribute of a `Custom` node to the constructor of the user's class. It calls
-    `get` without the operator, before it has a name, so only the caller's frame has the operator.
+    Nodes of `Custom` get no label. MXNet passes each attribute of a `Custom` node to the
+    constructor of the user's class. It calls `get` without the operator, before it has a name, so
+    only the caller's frame has the operator.
     An attribute that is added to the finished node reaches the constructor as well.
     """
 
-    def __init__(self, path, is_frozen):
+    def __init__(self, path, mode):
         super().__init__(**{graph.BLOCK_ATTR: path})
-        self.path, self.is_frozen = path, is_frozen
-        self._mode = _mode()
+        self.path, self.mode = path, mode
+
+    def check_mode(self):
+        if self.mode not in (None, _mode()):
+            raise WouldFreeze("it changes the mode of autograd")
 
     def get(self, attr):
-        if not self.is_frozen and _mode() != self._mode:
-            raise WouldFreeze("it changes the mode of autograd")
+        self.check_mode()
         if sys._getframe(1).f_code.co_name == "Custom":
             return attr or {}
         return super().get(attr)
@@ -220,28 +223,36 @@ def traced(
     for param in block.collect_params().values():
         param.var()  # created outside the scope, as a Parameter keeps its variable and its label
     live = [] if may_freeze else list(imperative_blocks(block, path, child_paths))
-    ids = {id(child) for _, child in live}
+    for label, child in live:
+        if child is not block and _has_hooks(child):
+            raise TraceError(label.rpartition(".")[0], "a child has a hook, which gets its arrays")
+    modes = {id(child): _mode() for _, child in live}
+    ignored = GLUONS - CELL_STATES if isinstance(block, RecurrentCell) else GLUONS
     handles = []
     stack = []  # labels of the blocks that are running
 
     def enter(label, child):
         if called is not None:
             called.append(child)
-        stack.append(_Label(label, id(child) not in ids))
+        if stack:
+            stack[-1].check_mode()
+        stack.append(_Label(label, modes.get(id(child))))
         stack[-1].__enter__()
 
     def leave(*_):
         stack.pop().__exit__(None, None, None)
 
     def run():
-        before = Attributes(live)
+        before = Attributes(live, ignored)
         try:
             out = trace()
-            if before.changed():  # to the values of each call, or to others at each call?
-                again = Attributes(live)
+            changed = before.changed()
+            if changed and not any(True for _ in arrays_in([value for *_, value in changed])):
+                again = Attributes(live, ignored)  # does the next call change them, too?
                 out = trace()
-                for label, name in again.changed():
-                    raise TraceError(label, f"it changes its attribute {name!r} at each call")
+                changed = again.changed()
+            for label, name, _ in changed:
+                raise TraceError(label, f"it changes its attribute {name!r} at each call")
             return out
         except BaseException:
             before.restore()
@@ -256,7 +267,7 @@ def traced(
                 )
                 handles += [before, child.register_forward_hook(leave)]
         enter(path, block)
-        with watch(lambda: stack[-1].is_frozen):
+        with watch(lambda: stack[-1].mode is None):
             return run()
     except TraceError:
         raise
@@ -268,6 +279,11 @@ def traced(
             handle.detach()
         while stack:  # of the block itself, and of children that raised
             leave()
+
+
+def _has_hooks(block: Block) -> bool:
+    hooks = [*block._forward_hooks.values(), *block._forward_pre_hooks.values()]
+    return any(hook.__module__ != __name__ for hook in hooks)  # not those of another thread's trace
 
 
 def symbol_of(path: str, block: HybridBlock) -> Tuple[mx.sym.Symbol, Set[str]]:
