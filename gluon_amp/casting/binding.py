@@ -8,7 +8,7 @@ undoes it.
 import copy
 import logging
 import warnings
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -35,12 +35,13 @@ from gluon_amp.casting.tracing import (
     hybrid_blocks,
     is_tracing,
     roots,
+    trace,
 )
 from gluon_amp.lowering import check_device, delayed_scaling, lower
 from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
-from mxnet.gluon import SymbolBlock
+from mxnet.gluon import Parameter, SymbolBlock
 
 logger = logging.getLogger("gluon_amp")
 
@@ -89,9 +90,9 @@ class Cast(Mixin):
             self._cached_graph = plain  # a backend replaces it by the partitioned graph
             vars(self)["_backend"] = backend
 
-    def _infer_attrs(self, infer_fn, attr, *args):
+    def _infer_attrs(self, infer_fn, attr, *args, traced=None):
         # as HybridBlock's, but a parameter or input that this trace does not read is left out
-        inputs, symbol = self._get_graph(*args)
+        inputs, symbol = traced or self._get_graph(*args)
         read = symbol.list_inputs()
         known = zip((s.name for s in inputs), arrays_in(args))
         known = {name: getattr(a, attr) for name, a in known if name in read}
@@ -128,9 +129,15 @@ class Cast(Mixin):
         check_device(binding.policy, arrays[0].context.device_type)
         try:
             binding.select_for(self, args)
+            return super()._call_cached_op(*for_gluon(args))
         except TraceError as error:
-            return self._run_as_python(args, error)
-        return super()._call_cached_op(*for_gluon(args))
+            failed = error
+        except (mx.base.MXNetError, ValueError) as error:
+            # such as shapes that Gluon cannot infer: arrays broadcast where symbols do not
+            if binding.hybridized:
+                raise
+            failed = TraceError(binding.path_in(error), reason_of(error))
+        return self._run_as_python(args, failed)
 
     def _run_as_python(self, args, error):
         """Call `hybrid_forward` on arrays, as Gluon does if a net is not hybridized.
@@ -145,8 +152,14 @@ class Cast(Mixin):
             return array.astype(wanted) if "float" in name and name != wanted else array
 
         context = next(arrays_in(args)).context
+        if any(p._deferred_init for p in self._reg_params.values()):
+            self._initialize_own(args)
         own = {name: in_output_dtype(p.data(context)) for name, p in self._reg_params.items()}
-        out = self.hybrid_forward(mx.nd, *map_arrays(args, in_output_dtype), **own)
+        binding.running = True
+        try:
+            out = self.hybrid_forward(mx.nd, *map_arrays(args, in_output_dtype), **own)
+        finally:
+            binding.running = False
         # not before the call, which fails too where the user's code is wrong
         binding.untraceable = error.path, error.reason
         warnings.warn(
@@ -157,6 +170,13 @@ class Cast(Mixin):
         )
         return out
 
+    def _initialize_own(self, args):
+        # as HybridBlock does in its `forward`, where the code runs once on symbols
+        traced = trace(self, self._amp.path, args, self._amp.child_paths)
+        self._infer_attrs("infer_shape", "shape", *args, traced=traced[:2])
+        for param in self.params.values():
+            param._finish_deferred_init()
+
     def _clear_cached_op(self):
         if "_amp" in vars(self):
             self._amp.clear()
@@ -164,11 +184,32 @@ class Cast(Mixin):
         super()._clear_cached_op()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        child = vars(self).get(name)
-        if isinstance(child, Cast) and isinstance(value, Block) and value is not child:
+        old = vars(self).get(name)
+        if isinstance(old, Cast) and isinstance(value, Block) and value is not old:
             # Gluon requires a new child to be of the old one's class, so the old one is released
-            release(child)
+            release(old)
         super().__setattr__(name, value)
+        if isinstance(value, Parameter):
+            self._clear_cached_op()  # as Gluon does for a block
+        elif "_amp" in vars(self) and not isinstance(value, Block):
+            self._amp.note(name, old, value)
+
+    def __delattr__(self, name: str) -> None:
+        old = vars(self).get(name)
+        super().__delattr__(name)
+        self._amp.note(name, old, object())
+
+    def register_forward_hook(self, hook: Callable) -> Any:
+        self._clear_for_hook()
+        return super().register_forward_hook(hook)
+
+    def register_forward_pre_hook(self, hook: Callable) -> Any:
+        self._clear_for_hook()
+        return super().register_forward_pre_hook(hook)
+
+    def _clear_for_hook(self):
+        if not is_tracing():  # not the hook of a trace
+            self._clear_cached_op()  # and those of the blocks that contain this one
 
     def forward(self, *args: Any) -> Any:
         if not is_tracing() and any(isinstance(x, mx.sym.Symbol) for x in arrays_in(args)):
