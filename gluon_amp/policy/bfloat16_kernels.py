@@ -13,10 +13,9 @@ import re
 from typing import Mapping, Optional, Tuple
 
 from gluon_amp.base import registry
+from gluon_amp.graph import flag
 
 MOST_DIMENSIONS = 6  # the limit of oneDNN's casts between bfloat16 and float32
-
-TRUE = ("True", "true", "1")
 
 
 def has_kernel(op: str, attrs: Optional[Mapping[str, str]] = None) -> bool:
@@ -52,7 +51,7 @@ def _pooling(attrs: Mapping[str, str]) -> bool:
         return False
     if attrs.get("layout", "None") not in ("None", "NCW", "NCHW", "NCDHW"):
         return False
-    if attrs.get("pooling_convention") != "full" or attrs.get("global_pool") in TRUE:
+    if attrs.get("pooling_convention") != "full" or flag(attrs, "global_pool"):
         return True
     # Otherwise the last window may contain only padding, and its average is 0/0.
     stride = _integers(attrs, "stride") or (1,) * len(kernel)
@@ -65,7 +64,7 @@ def _recurrent(attrs: Mapping[str, str]) -> bool:
     options = ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max")
     if any(attrs.get(name, "None") != "None" for name in options):
         return False
-    return attrs.get("use_sequence_length") not in TRUE
+    return not flag(attrs, "use_sequence_length")
 
 
 def _reshape(attrs: Mapping[str, str]) -> bool:
