@@ -12,6 +12,7 @@ from gluon_amp.graph.attributes import (
     Rounding,
     without_own_attributes,
 )
+from gluon_amp.graph.float32 import WIDE, in_float32, narrow_nodes, type_conflict
 from gluon_amp.graph.symbol_json import (
     CASTS,
     MX_DTYPE_CODES,
@@ -40,17 +41,21 @@ __all__ = [
     "PINNED_ATTR",
     "ROUNDED_ATTR",
     "ROUNDING_ATTR",
+    "WIDE",
     "Rounding",
     "Writer",
     "edge_dtypes",
     "flag",
     "from_json",
+    "in_float32",
+    "narrow_nodes",
     "needed",
     "pruned",
     "readers_of",
     "source_of",
     "to_json",
     "tuple_of",
+    "type_conflict",
     "variables",
     "without_own_attributes",
 ]
