@@ -220,13 +220,13 @@ class Cast(Mixin):
             raise RuntimeError(f"Run {name_of(self)} on some data once before calling export().")
         plain = self._cached_graph
         if remove_amp_cast:
-            check_types(self, plain, binding.key.dtypes)
+            check_types(self, plain[1])
             return super().export(path, epoch, True)
         try:
             inputs, symbol = binding.graph
             self._cached_graph = inputs, graph.without_own_attributes(symbol)
+            check_types(self, self._cached_graph[1], low=True)
             with saved_as_stored(self.collect_params().values()):
-                check_types(self, self._cached_graph, binding.key.dtypes)
                 return super().export(path, epoch, False)
         finally:
             self._cached_graph = plain

@@ -237,29 +237,28 @@ def _check_parameters(params) -> None:
 
 
 def _check_own_casts(net: Block) -> None:
-    """Raise if Python code of a net in float16 casts to 16 bits what float32 parameters meet.
-
-    The graph of a SymbolBlock has no such casts afterwards.
-    """
+    """Raise if Python code of a net casts to float16 what would then meet float32 parameters."""
     for path, block in roots(net):
-        binding, params = binding_of(block), block.collect_params().values()
-        dtypes = {p.name: graph.WIDE.get(dtype_of(p), dtype_of(p)) for p in params}
-        is_wide = binding is None and all(dtype_of(p) == dtypes[p.name] for p in params)
-        if is_wide or (binding and binding.untraceable):
+        binding = binding_of(block)
+        dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
+        if binding.untraceable if binding else "float16" not in dtypes.values():
             continue
         try:
             symbol, _ = symbol_of(path, block)
         except TraceError:
             continue
-        after = graph.in_float32(symbol, kept=graph.BLOCK_ATTR)
-        own = [n for n in graph.narrow_nodes(graph.to_json(after)) if n["op"] != "null"]
-        conflict = graph.type_conflict(after, dtypes) if own else ""
+        # Nodes without a label are those of a SymbolBlock, whose graph is changed.
+        narrow = graph.narrow_nodes(graph.to_json(symbol))
+        own = [n for n in narrow if n["op"] != "null" and graph.BLOCK_ATTR in n["attrs"]]
+        if not own:
+            continue
+        dtypes = {name: graph.WIDE.get(dtype, dtype) for name, dtype in dtypes.items()}
+        conflict = graph.type_conflict(graph.in_float32(symbol, kept=graph.BLOCK_ATTR), dtypes)
         if conflict and not graph.type_conflict(graph.in_float32(symbol), dtypes):
-            at = own[0]["attrs"][graph.BLOCK_ATTR] or "net"
             raise ValueError(
-                f"The Python code of block {at} asks for float16 (node {own[0]['name']}), so the "
-                f"net cannot run in float32 ({conflict}): remove that, as a policy inserts its own "
-                "casts, or save the float32 net by net.export()."
+                f"The Python code of block {own[0]['attrs'][graph.BLOCK_ATTR] or 'net'} asks for "
+                f"float16 (node {own[0]['name']}), so the net cannot run in float32 ({conflict}): "
+                "leave that to the policy, or save the float32 net by net.export()."
             )
 
 

@@ -13,20 +13,13 @@ import contextlib
 import copy
 import sys
 import threading
-from typing import Any, Iterable, Iterator, Tuple
+from typing import Any, Iterator, Tuple
 
 from gluon_amp import graph
-from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.mxnet_internals import NumpySymbol, check_same_symbol_type, flatten, regroup
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
-from gluon_amp.casting.parameters import (
-    contexts_of,
-    dtype_of,
-    frozen_names,
-    saved_as_stored,
-    saved_dtype,
-)
+from gluon_amp.casting.parameters import contexts_of, dtype_of, frozen_names, saved_as_stored
 from gluon_amp.lowering import lower
 
 import mxnet as mx
@@ -42,8 +35,10 @@ def compose(block: HybridBlock, *args: Any) -> Any:
     form = getattr(_state, "form", None)
     if form == "plain":
         symbol = block._cached_graph[1]
+        check_types(block, symbol)
     elif form == "cast":
         symbol = graph.without_own_attributes(symbol)
+        check_types(block, symbol, low=True)
     elif _prepare_tracing_parent():
         symbol = _lowered(block, inputs, symbol)
     else:
@@ -56,6 +51,19 @@ def compose(block: HybridBlock, *args: Any) -> Any:
     if isinstance(symbol, NumpySymbol):
         outputs = [output.as_np_ndarray() for output in outputs]
     return regroup(outputs, block._out_format)
+
+
+def check_types(block: HybridBlock, symbol: mx.sym.Symbol, low: bool = False) -> None:
+    """Raise if stock MXNet cannot run a graph of a cast block that is about to be written.
+
+    The file has float32 parameters, or if `low` is true those of the block.
+    """
+    dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
+    dtypes.update(zip((s.name for s in block._cached_graph[0]), vars(block)["_amp"].key.dtypes))
+    wide = {name: graph.WIDE.get(dtype, dtype) for name, dtype in dtypes.items()}
+    conflict = graph.type_conflict(symbol, dtypes if low else wide)
+    if conflict:
+        raise TypeError(f"export() wrote nothing, as stock MXNet cannot run the graph: {conflict}.")
 
 
 def _lowered(block: HybridBlock, inputs: list, symbol: mx.sym.Symbol) -> mx.sym.Symbol:
@@ -92,8 +100,7 @@ def _without_float16_variables(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
 class StockParent(Mixin):
     """Mixed into the class of a traced block that is not cast and contains a cast child.
 
-    Its attribute `_amp_inputs` has the inputs of the trace: variables, arguments, parameters, and
-    dtypes.
+    Its attribute `_amp_inputs` has the inputs of the trace: variables, arguments, parameters.
     """
 
     @property
@@ -111,43 +118,24 @@ class StockParent(Mixin):
         self._clear_cached_op()
 
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = True) -> Tuple[str, str]:
-        if not self._cached_op:
+        if remove_amp_cast or not self._cached_op:
             return super().export(path, epoch, remove_amp_cast)
-        saved = self._saved_graph("plain" if remove_amp_cast else "cast")
-        cls, running, dtypes = type(self), vars(self)["_cached_graph"], self._amp_inputs[3]
-        stored = [] if remove_amp_cast else self.collect_params().values()
-        vars(self)["_cached_graph"] = saved
+        cls, running = type(self), vars(self)["_cached_graph"]
+        vars(self)["_cached_graph"] = self._saved_graph("cast")
         self.__class__ = stock_class(self)
         try:
-            with saved_as_stored(stored):
-                check_types(self, saved, dtypes)
-                return self.export(path, epoch, remove_amp_cast)
+            with saved_as_stored(self.collect_params().values()):
+                return self.export(path, epoch, False)
         finally:
             self.__class__, self._cached_graph = cls, running
 
     def _saved_graph(self, form: str) -> tuple:
         """Trace this block again, with the graphs of its cast children in the given form."""
-        inputs, arguments, params, _ = self._amp_inputs
+        inputs, arguments, params = self._amp_inputs
         with saving(form), self.name_scope():
             out = self.hybrid_forward(mx.symbol, *arguments, **params)
         out, _ = flatten(out, "output")
         return inputs, mx.sym.Group(out, check_same_symbol_type(out))
-
-
-def check_types(block: HybridBlock, saved: tuple, dtypes: Iterable[str]) -> None:
-    """Raise if stock MXNet cannot run inputs and symbol that are to be saved with the parameters.
-
-    `dtypes` are those of the inputs when they ran; in a file, float32 takes the place of float16.
-    """
-    inputs, symbol = saved
-    known = {param.name: saved_dtype(param) for param in block.collect_params().values()}
-    known.update((s.name, graph.WIDE.get(dtype, dtype)) for s, dtype in zip(inputs, dtypes))
-    conflict = graph.type_conflict(symbol, known)
-    if conflict:
-        raise TypeError(
-            f"export() wrote nothing, as stock MXNet could not run the files ({conflict}): give "
-            "that node inputs of one dtype."
-        )
 
 
 def _prepare_tracing_parent() -> bool:
@@ -166,9 +154,8 @@ def _prepare_tracing_parent() -> bool:
             parent = trace["self"]
             if not isinstance(parent, StockParent):
                 parent.__class__ = cast_class(StockParent, type(parent))
-            vars(parent)["_amp_inputs"] = (
-                *(trace[name] for name in ("symbol_inputs", "grouped_inputs", "params")),
-                [dtype_name(array.dtype) for array in arrays_in(trace["args"])],
+            vars(parent)["_amp_inputs"] = tuple(
+                trace[name] for name in ("symbol_inputs", "grouped_inputs", "params")
             )
             return True
         frame = frame.f_back

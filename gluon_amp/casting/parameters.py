@@ -165,12 +165,6 @@ def dtype_of(param: Parameter) -> str:
     return dtype_name(param.dtype)
 
 
-def saved_dtype(param: Parameter) -> str:
-    """Return the dtype in which a Parameter would be saved now."""
-    dtype = dtype_of(param)
-    return "float32" if dtype == "float16" and isinstance(param, CastParameter) else dtype
-
-
 def contexts_of(param: Parameter) -> List[mx.Context]:
     """Return the contexts of a Parameter; none before `initialize`."""
     try:

@@ -9,11 +9,10 @@ the result is read), a wrong one (`transpose` writes past the end of its output)
 needs 2 ns and the two casts 1.3 ns. On a GPU, no operator has a bfloat16 kernel.
 """
 
-import re
 from typing import Mapping, Optional, Tuple
 
 from gluon_amp.base import registry
-from gluon_amp.graph import flag
+from gluon_amp.graph import flag, tuple_of
 
 MOST_DIMENSIONS = 6  # the limit of oneDNN's casts between bfloat16 and float32
 
@@ -74,7 +73,7 @@ def _reshape(attrs: Mapping[str, str]) -> bool:
 
 
 def _integers(attrs: Mapping[str, str], name: str) -> Tuple[int, ...]:
-    return tuple(map(int, re.findall(r"-?\d+", attrs.get(name, ""))))
+    return tuple_of(attrs.get(name, ""))
 
 
 # Operator: function of its attributes that returns whether there is a kernel

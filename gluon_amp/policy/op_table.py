@@ -52,8 +52,7 @@ class OpRule(NamedTuple):
 #           exact.
 # integers  return integers or booleans, whatever they read
 # scalar    have a constant beside their tensor
-# random    draw random numbers: Dropout in training, or always if its `mode` says so. LeakyReLU
-#           draws in training if its `act_type` is rrelu, and RNN on a GPU if it has dropout.
+# random    draw random numbers; so do some LeakyReLU (rrelu) and RNN (with dropout, on a GPU)
 _TABLE = """
 # convolutions, matrix products
 compute: Tensor Cores multiply float16 and accumulate in float32
