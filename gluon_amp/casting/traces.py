@@ -4,6 +4,7 @@ import re
 import weakref
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
+from gluon_amp import graph
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting import statistics
 from gluon_amp.casting.arguments import arrays_in, constants_of, is_sparse, same_value, value_of
@@ -249,7 +250,5 @@ class Binding:
 
 
 def _plain(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return a traced symbol without block labels and with float32 variables."""
-    attrs = symbol.attr_dict()
-    float16 = [n for n in symbol.list_inputs() if attrs.get(n, {}).get("__dtype__") == "2"]
-    return cast_pass.apply(symbol, Policy(), dict.fromkeys(float16, "float32"))
+    """Return a traced symbol without block labels, and in float32, the user's own casts too."""
+    return graph.in_float32(graph.without_own_attributes(symbol))

@@ -4,7 +4,6 @@ Gradients of parameters are read from their buffers. The other tensors come from
 recorded during the step (`replay`): each is run again, with a probe before each layer.
 """
 
-import re
 from collections import defaultdict
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
@@ -23,6 +22,7 @@ from gluon_amp.inspection.operators import contains_cast
 from gluon_amp.inspection.replay import Call
 from gluon_amp.inspection.unchanged import same_random_numbers
 from gluon_amp.optimizer.arrays import dense_part
+from gluon_amp.policy import op_table
 
 from mxnet import gluon, nd
 
@@ -30,10 +30,7 @@ ELEMENTS = 2**20  # of an activation or its gradient that are looked at, evenly 
 
 # Operators that draw random numbers, whose state MXNet can neither return nor restore, and Python
 # code that may draw some
-RANDOM = re.compile(
-    r"Custom$|_?shuffle$|_(random|sample|image_random)_(?!pdf_)|_npi_(bernoulli|choice|exponential"
-    r"|gamma|gumbel|logistic|multinomial|normal|pareto|powerd|rayleigh|shuffle|uniform|weibull)"
-)
+RANDOM = {*op_table.RANDOM, "Custom"}
 
 
 class Row(NamedTuple):
@@ -137,7 +134,7 @@ def _derandomize(json: dict) -> bool:
             attrs["p"] = "0"
         elif op == "_contrib_SyncBatchNorm":
             attrs.update(ndev="1", key=f"{attrs['key']}_watched")
-        elif RANDOM.match(op) or attrs.get("act_type") == "rrelu":
+        elif op in RANDOM or attrs.get("act_type") == "rrelu":
             return False
         if not all(map(_derandomize, node.get("subgraphs", ()))):
             return False
