@@ -15,6 +15,7 @@ from gluon_amp.base.mxnet_internals import NumpySymbol, RNNLayer, check_same_sym
 from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
 from gluon_amp.casting.classes import stock_class
 from gluon_amp.casting.every_call import CELL_STATES, GLUONS, Attributes, WouldFreeze, watch
+from gluon_amp.casting.parameters import variable_of
 
 import mxnet as mx
 from mxnet import autograd
@@ -221,7 +222,7 @@ def traced(
     call. Then the attributes of the blocks are as before.
     """
     for param in block.collect_params().values():
-        param.var()  # created outside the scope, as a Parameter keeps its variable and its label
+        variable_of(param)  # outside the scope, as a Parameter keeps its variable and its label
     live = [] if may_freeze else list(imperative_blocks(block, path, child_paths))
     for label, child in live:
         if child is not block and _has_hooks(child):
