@@ -6,9 +6,10 @@ undoes it.
 """
 
 import copy
+import json
 import logging
 import warnings
-from typing import Any, Dict, Iterator, List, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from gluon_amp.base.messages import reason_of
 from gluon_amp.casting import statistics
 from gluon_amp.casting.arguments import arrays_in, for_gluon, is_sparse, map_arrays
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
-from gluon_amp.casting.composing import compose
+from gluon_amp.casting.composing import check_types, compose
 from gluon_amp.casting.parameters import (
     cast_parameter,
     dtype_of,
@@ -35,12 +36,13 @@ from gluon_amp.casting.tracing import (
     hybrid_blocks,
     is_tracing,
     roots,
+    trace,
 )
 from gluon_amp.lowering import check_device, delayed_scaling, lower
 from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
-from mxnet.gluon import SymbolBlock
+from mxnet.gluon import Parameter, SymbolBlock
 
 logger = logging.getLogger("gluon_amp")
 
@@ -89,9 +91,9 @@ class Cast(Mixin):
             self._cached_graph = plain  # a backend replaces it by the partitioned graph
             vars(self)["_backend"] = backend
 
-    def _infer_attrs(self, infer_fn, attr, *args):
+    def _infer_attrs(self, infer_fn, attr, *args, traced=None):
         # as HybridBlock's, but a parameter or input that this trace does not read is left out
-        inputs, symbol = self._get_graph(*args)
+        inputs, symbol = traced or self._get_graph(*args)
         read = symbol.list_inputs()
         known = zip((s.name for s in inputs), arrays_in(args))
         known = {name: getattr(a, attr) for name, a in known if name in read}
@@ -128,9 +130,15 @@ class Cast(Mixin):
         check_device(binding.policy, arrays[0].context.device_type)
         try:
             binding.select_for(self, args)
+            return super()._call_cached_op(*for_gluon(args))
         except TraceError as error:
-            return self._run_as_python(args, error)
-        return super()._call_cached_op(*for_gluon(args))
+            failed = error
+        except (mx.base.MXNetError, ValueError) as error:
+            # such as shapes that Gluon cannot infer: arrays broadcast where symbols do not
+            if binding.hybridized:
+                raise
+            failed = TraceError(binding.path_in(error), reason_of(error))
+        return self._run_as_python(args, failed)
 
     def _run_as_python(self, args, error):
         """Call `hybrid_forward` on arrays, as Gluon does if a net is not hybridized.
@@ -145,8 +153,14 @@ class Cast(Mixin):
             return array.astype(wanted) if "float" in name and name != wanted else array
 
         context = next(arrays_in(args)).context
+        if any(p._deferred_init for p in self._reg_params.values()):
+            self._initialize_own(args)
         own = {name: in_output_dtype(p.data(context)) for name, p in self._reg_params.items()}
-        out = self.hybrid_forward(mx.nd, *map_arrays(args, in_output_dtype), **own)
+        binding.running = True
+        try:
+            out = self.hybrid_forward(mx.nd, *map_arrays(args, in_output_dtype), **own)
+        finally:
+            binding.running = False
         # not before the call, which fails too where the user's code is wrong
         binding.untraceable = error.path, error.reason
         warnings.warn(
@@ -157,6 +171,13 @@ class Cast(Mixin):
         )
         return out
 
+    def _initialize_own(self, args):
+        # as HybridBlock does in its `forward`, where the code runs once on symbols
+        traced = trace(self, self._amp.path, args, self._amp.child_paths)
+        self._infer_attrs("infer_shape", "shape", *args, traced=traced[:2])
+        for param in self.params.values():
+            param._finish_deferred_init()
+
     def _clear_cached_op(self):
         if "_amp" in vars(self):
             self._amp.clear()
@@ -164,11 +185,32 @@ class Cast(Mixin):
         super()._clear_cached_op()
 
     def __setattr__(self, name: str, value: Any) -> None:
-        child = vars(self).get(name)
-        if isinstance(child, Cast) and isinstance(value, Block) and value is not child:
+        old = vars(self).get(name)
+        if isinstance(old, Cast) and isinstance(value, Block) and value is not old:
             # Gluon requires a new child to be of the old one's class, so the old one is released
-            release(child)
+            release(old)
         super().__setattr__(name, value)
+        if isinstance(value, Parameter):
+            self._clear_cached_op()  # as Gluon does for a block
+        elif "_amp" in vars(self) and not isinstance(value, Block):
+            self._amp.note(name, old, value)
+
+    def __delattr__(self, name: str) -> None:
+        old = vars(self).get(name)
+        super().__delattr__(name)
+        self._amp.note(name, old, object())
+
+    def register_forward_hook(self, hook: Callable) -> Any:
+        self._clear_for_hook()
+        return super().register_forward_hook(hook)
+
+    def register_forward_pre_hook(self, hook: Callable) -> Any:
+        self._clear_for_hook()
+        return super().register_forward_pre_hook(hook)
+
+    def _clear_for_hook(self):
+        if not is_tracing():  # not the hook of a trace
+            self._clear_cached_op()  # and those of the blocks that contain this one
 
     def forward(self, *args: Any) -> Any:
         if not is_tracing() and any(isinstance(x, mx.sym.Symbol) for x in arrays_in(args)):
@@ -217,12 +259,14 @@ class Cast(Mixin):
             if binding.untraceable:
                 raise TraceError(*binding.untraceable)
             raise RuntimeError(f"Run {name_of(self)} on some data once before calling export().")
-        if remove_amp_cast:
-            return super().export(path, epoch, True)
         plain = self._cached_graph
+        if remove_amp_cast:
+            check_types(self, plain[1])
+            return super().export(path, epoch, True)
         try:
             inputs, symbol = binding.graph
             self._cached_graph = inputs, graph.without_own_attributes(symbol)
+            check_types(self, self._cached_graph[1], low=True)
             with saved_as_stored(self.collect_params().values()):
                 return super().export(path, epoch, False)
         finally:
@@ -371,10 +415,11 @@ def release(net: Block) -> None:
 
 
 def _drop_casts(block: SymbolBlock) -> None:
-    """Remove `amp_cast` from a graph that was exported with it, for other dtypes than float32."""
+    """Remove the casts to 16 bits from a graph, and `amp_cast` for other dtypes than float32."""
     inputs, symbol = block._cached_graph
     if any(node["op"] == "amp_cast" for node in graph.to_json(symbol)["nodes"]):
-        block._cached_graph = inputs, mx.sym.load_json(symbol.tojson(remove_amp_cast=True))
+        symbol = graph.from_json(json.loads(symbol.tojson(remove_amp_cast=True)), like=symbol)
+    block._cached_graph = inputs, graph.in_float32(symbol)
 
 
 def clear(block: Block) -> None:

@@ -1,13 +1,23 @@
 """The traces of a cast block: which graph runs under which circumstances."""
 
+import re
 import weakref
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
+from gluon_amp import graph
 from gluon_amp.base.dtypes import dtype_name
-from gluon_amp.casting.arguments import arrays_in, constants_of, is_sparse
+from gluon_amp.casting import statistics
+from gluon_amp.casting.arguments import arrays_in, constants_of, is_sparse, same_value, value_of
+from gluon_amp.casting.every_call import GLUONS, Attributes
 from gluon_amp.casting.parameters import dtype_of, frozen_names, has_sparse_gradient
 from gluon_amp.casting.sharing import add_user
-from gluon_amp.casting.tracing import HybridBlock, TraceError, trace
+from gluon_amp.casting.tracing import (
+    HybridBlock,
+    TraceError,
+    imperative_blocks,
+    is_tracing,
+    trace,
+)
 from gluon_amp.lowering.delayed_scaling import Scales
 from gluon_amp.policy import Policy, cast_pass
 
@@ -17,9 +27,11 @@ from mxnet import autograd
 # The attributes of a block in which Gluon keeps its one trace
 TRACE = ("_cached_graph", "_cached_op", "_cached_op_args", "_in_format", "_out_format")
 
-# How many combinations of constant arguments a block traces. More, as those of a number that counts
-# steps, would cost a trace at each call, and memory.
+# How many combinations of constant arguments and attributes a block traces. More, as those of a
+# number that counts steps, would cost a trace at each call, and memory.
 MAX_CONSTANTS = 8
+
+_last_change = object()  # a new object after each change of any cast block
 
 
 class TraceKey(NamedTuple):
@@ -28,6 +40,7 @@ class TraceKey(NamedTuple):
     A `hybrid_forward` may ask for autograd's mode, as those of detectors do. The lowered graph
     depends on the rest. `device`, `dtypes` and `sparse` are those of the arrays; symbols have none.
     `constants` is None if the Python code runs, as no trace is kept for the arguments.
+    `attributes` are path and name, and value, of those that the user changed after the cast.
     """
 
     recording: bool
@@ -37,6 +50,7 @@ class TraceKey(NamedTuple):
     sparse: Tuple[bool, ...]
     frozen: FrozenSet[str]
     constants: Optional[tuple]
+    attributes: Tuple[Tuple[Tuple[str, str], Any], ...]
 
     @property
     def inference(self) -> bool:
@@ -80,8 +94,23 @@ class Binding:
         self.key: Optional[TraceKey] = None  # of the current trace
         self.traces: Dict[Optional[TraceKey], tuple] = {}  # all traces but the current one
         self.called = []  # by the last trace, in this order
-        self._constants = set()  # those of all traces
+        # All values of the attributes that were changed since then, and which one each has
+        self._values: Dict[str, list] = {}
+        self.attributes: Dict[str, int] = {}
+        self.running = False  # as Python code, at this moment
+        self.varying: Optional[str] = None  # why the block is not traced: an attribute varies
+        self._combinations = set()  # of constants and attributes, of all traces
         self._parameters = None
+        # Of the last look at the blocks inside: when it was, and what it found
+        self._seen: Any = None
+        self._inside: Tuple[Binding, ...] = ()
+        self._versions: Optional[List[object]] = None
+        self._attributes = ()
+        # Blocks with a `forward` of their own, which are not cast, and their changed attributes
+        self._others = Attributes(())
+        self._others_changed: Dict[Tuple[str, str], Any] = {}
+        self._changed()
+        self.version = _last_change
 
     def untraced(self) -> Dict[str, Any]:
         """Return the attributes `TRACE` of a block that has not been traced."""
@@ -93,11 +122,52 @@ class Binding:
             self._parameters = list(block.collect_params().values())
         return self._parameters
 
+    def note(self, name: str, old: Any, new: Any) -> None:
+        """Note that an attribute of the block was set, which its `hybrid_forward` may read."""
+        if name in GLUONS or self.varying or is_tracing() or same_value(old, new):
+            return
+        values = self._values.setdefault(name, [value_of(old)])
+        value = value_of(new)
+        if value not in values:
+            values.append(value)
+        self.attributes[name] = values.index(value)
+        if self.running:
+            self.varying = f"it changes its attribute {name!r} at each call"
+        elif len(values) > MAX_CONSTANTS:
+            self.varying = f"its attribute {name!r} had more than {MAX_CONSTANTS} values"
+        self._changed()
+
+    def _changed(self) -> None:
+        global _last_change
+        _last_change = object()
+
+    def _look_inside(self, block: HybridBlock) -> None:
+        """Find what changed inside the block; forget its traces if a child or parameter is new."""
+        others = self._others.changed()
+        if self._seen is _last_change and not others:
+            return
+        blocks = list(imperative_blocks(block, self.path, self.child_paths))
+        self._inside = tuple(vars(b)["_amp"] for _, b in blocks if "_amp" in vars(b))
+        versions = [binding.version for binding in self._inside if binding is not self]
+        if self._versions not in (None, versions):
+            block._clear_cached_op()
+        self._seen, self._versions = _last_change, versions
+        self._others = Attributes((path, b) for path, b in blocks if "_amp" not in vars(b))
+        self._others_changed.update(((path, name), value_of(v)) for path, name, v in others)
+        changed = [
+            ((binding.path, name), value)
+            for binding in self._inside
+            for name, value in binding.attributes.items()
+            if value != 0  # the first one
+        ]
+        self._attributes = (*changed, *self._others_changed.items())
+
     def select_for(self, block: HybridBlock, args: tuple) -> None:
         """Make the trace for a call with these arguments the current one; trace it if it is new.
 
         Raises `TraceError`.
         """
+        self._look_inside(block)
         arrays = [a for a in arrays_in(args) if isinstance(a, mx.nd.NDArray)]
         key = TraceKey(
             autograd.is_recording(),
@@ -108,19 +178,27 @@ class Binding:
             frozen_names(self.parameters_of(block)),
             # `skip_states` is how an RNN layer passes on whether it was called with states
             constants_of((*args, getattr(block, "skip_states", None))),
+            self._attributes,
         )
-        reason = "an argument is neither an array nor a constant, such as a number or a string"
-        if key.constants not in (None, *self._constants) and len(self._constants) == MAX_CONSTANTS:
-            key = key._replace(constants=None)
-            reason = f"its Python arguments had more than {MAX_CONSTANTS} combinations of values"
-        self.select(block, key)
-        if self.untraceable:
-            raise TraceError(*self.untraceable)
+        combination, combinations = (key.constants, key.attributes), self._combinations
+        reasons = [(binding.path, binding.varying) for binding in self._inside if binding.varying]
         if key.constants is None:
-            raise TraceError(self.path, reason)
-        self._constants.add(key.constants)
+            what = "an argument is neither an array nor a constant, such as a number or a string"
+            reasons.append((self.path, what))
+        elif combination not in combinations and len(combinations) == MAX_CONSTANTS:
+            what = "its Python arguments and the attributes inside it had more than"
+            reasons.append((self.path, f"{what} {MAX_CONSTANTS} combinations of values"))
+        if reasons:
+            key = key._replace(constants=None, attributes=())
+        self.select(block, key)
+        if self.untraceable or reasons:
+            raise TraceError(*(self.untraceable or reasons[0]))
+        combinations.add(combination)
         if self.graph is None:
-            self._trace(block, args)
+            self._trace(block, args, may_freeze=not arrays)
+            # where the block's code assigned a child, Gluon has made it forget these
+            self.key = key
+            self._combinations.add(combination)
 
     def select(self, block: HybridBlock, key: Optional[TraceKey]) -> None:
         """Make the trace that belongs to `key` the current one.
@@ -141,8 +219,9 @@ class Binding:
         vars(block).update(attributes)  # without `Block.__setattr__`
         self.key = key
 
-    def _trace(self, block: HybridBlock, args: tuple) -> None:
-        inputs, symbol, *formats, self.called = trace(block, self.path, args, self.child_paths)
+    def _trace(self, block: HybridBlock, args: tuple, may_freeze: bool) -> None:
+        traced = trace(block, self.path, args, self.child_paths, may_freeze)
+        inputs, symbol, *formats, self.called = traced
         block._in_format, block._out_format = formats
         names = {s.name for s in inputs}
         dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
@@ -150,20 +229,27 @@ class Binding:
         sparse = {p.name for p in self.parameters_of(block) if has_sparse_gradient(p)}
         cast, self.nodes = cast_pass.plan(symbol, self.policy, dtypes, self.ends, sparse)
         self.graph = inputs, cast
+        statistics.look(self.parameters_of(block), symbol)
         block._cached_graph = inputs, _plain(symbol)  # MXNet saves it
+
+    def path_in(self, error: Exception) -> str:
+        """Return the path of the block whose operator an error of MXNet names, or the block's."""
+        named = re.search(r"Error in operator ([^:\s]+):", str(error))
+        paths = {node.name: node.block for node in self.nodes or () if named}
+        return paths.get(named.group(1), self.path) if named else self.path
 
     def select_to_export(self, block: HybridBlock) -> bool:
         """Select a trace that has run, rather one of inference; return whether there is one."""
+        self._look_inside(block)
         run = [key for key, (trace, *_) in self.traces.items() if trace["_cached_op"]]
         if block._cached_op:
             run.append(self.key)
+        run = [key for key in run if key is None or key.attributes == self._attributes]
         if run:
             self.select(block, max(run, key=lambda key: key.inference))
         return bool(run)
 
 
 def _plain(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return a traced symbol without block labels and with float32 variables."""
-    attrs = symbol.attr_dict()
-    float16 = [n for n in symbol.list_inputs() if attrs.get(n, {}).get("__dtype__") == "2"]
-    return cast_pass.apply(symbol, Policy(), dict.fromkeys(float16, "float32"))
+    """Return a traced symbol without block labels, and in float32, the user's own casts too."""
+    return graph.in_float32(graph.without_own_attributes(symbol))

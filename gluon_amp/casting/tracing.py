@@ -14,9 +14,11 @@ from gluon_amp.base.messages import reason_of
 from gluon_amp.base.mxnet_internals import NumpySymbol, RNNLayer, check_same_symbol_type, flatten
 from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
 from gluon_amp.casting.classes import stock_class
+from gluon_amp.casting.every_call import CELL_STATES, GLUONS, Attributes, WouldFreeze, watch
 from gluon_amp.casting.parameters import variable_of
 
 import mxnet as mx
+from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock
 from mxnet.gluon.rnn.rnn_cell import RecurrentCell
 
@@ -67,6 +69,22 @@ def named_blocks(
         yield from named_blocks(child, child_paths.get(name, f"{path}.{name}" if path else name))
 
 
+def imperative_blocks(
+    net: Block, path: str = "", child_paths: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Tuple[str, Block]]:
+    """As `named_blocks`, but without blocks that the user hybridized, and what is inside them.
+
+    Without a cast, the Python code of the blocks that it yields runs at each call.
+    """
+    binding = vars(net).get("_amp")
+    if binding.hybridized if binding else getattr(net, "_active", False):
+        return
+    yield path, net
+    for name, child in net._children.items():
+        at = child_paths.get(name, f"{path}.{name}" if path else name)
+        yield from imperative_blocks(child, at)
+
+
 def hybrid_blocks(net: Block) -> Iterator[Tuple[str, HybridBlock]]:
     """Yield path and block, each block once, of all blocks in the net that can be traced."""
     seen = set()
@@ -107,17 +125,33 @@ def _traceable(block: Block) -> bool:
 
 
 class _Label(mx.AttrScope):
-    """Sets an attribute of all new nodes but those of `Custom`.
+    """Labels new nodes with the path of their block, which are of one mode of autograd.
 
-    MXNet passes each attribute of a `Custom` node to the constructor of the user's class. It calls
-    `get` without the operator, before it has a name, so only the caller's frame has the operator.
+    A graph has no other one, unlike Python code. `mode` is None if the user hybridized the block.
+
+    Nodes of `Custom` get no label. MXNet passes each attribute of a `Custom` node to the
+    constructor of the user's class. It calls `get` without the operator, before it has a name, so
+    only the caller's frame has the operator.
     An attribute that is added to the finished node reaches the constructor as well.
     """
 
+    def __init__(self, path, mode):
+        super().__init__(**{graph.BLOCK_ATTR: path})
+        self.path, self.mode = path, mode
+
+    def check_mode(self):
+        if self.mode not in (None, _mode()):
+            raise WouldFreeze("it changes the mode of autograd")
+
     def get(self, attr):
+        self.check_mode()
         if sys._getframe(1).f_code.co_name == "Custom":
             return attr or {}
         return super().get(attr)
+
+
+def _mode():
+    return autograd.is_recording(), autograd.is_training()
 
 
 def trace(
@@ -125,10 +159,11 @@ def trace(
     path: str,
     args: tuple,
     child_paths: Mapping[str, str] = MappingProxyType({}),
+    may_freeze: bool = True,
 ) -> Trace:
     """Trace a block as Gluon does, but with arguments that are constants, such as flags.
 
-    The block does not change. Raises `TraceError`.
+    The block does not change. Raises `TraceError`; for `may_freeze` see `traced`.
     """
     if isinstance(block, mx.gluon.SymbolBlock):
         return Trace(*block._cached_graph, block._in_format, block._out_format, [block])
@@ -152,10 +187,10 @@ def trace(
         return Trace(inputs, symbol, in_format, out_format, called)
 
     if not any(isinstance(a, NUMPY) for a in arrays):
-        return traced(block, path, run, called, child_paths)
+        return traced(block, path, run, called, child_paths, may_freeze)
     # In the mode of the data, also after `npx.reset_np()`: a cast net is traced again for inference
     with mx.util.np_shape(True), mx.util.np_array(True):
-        return traced(block, path, run, called, child_paths)
+        return traced(block, path, run, called, child_paths, may_freeze)
 
 
 def _with_unknown_sizes(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
@@ -177,25 +212,52 @@ def traced(
     trace: Callable,
     called: Optional[List[Block]] = None,
     child_paths: Mapping[str, str] = MappingProxyType({}),
+    may_freeze: bool = False,
 ) -> Any:
     """Return what `trace()` returns, which calls the block on symbols.
 
     Each node has the path of its block as a label; `path` is that of `block` itself. The blocks
-    inside it are appended to `called` when they are called. Raises `TraceError`.
+    inside it are appended to `called` when they are called. Raises `TraceError`; unless it
+    `may_freeze`, also if Python code of a block that the user did not hybridize has to run at each
+    call. Then the attributes of the blocks are as before.
     """
     for param in block.collect_params().values():
         variable_of(param)  # outside the scope, as a Parameter keeps its variable and its label
+    live = [] if may_freeze else list(imperative_blocks(block, path, child_paths))
+    for label, child in live:
+        if child is not block and _has_hooks(child):
+            raise TraceError(label.rpartition(".")[0], "a child has a hook, which gets its arrays")
+    modes = {id(child): _mode() for _, child in live}
+    ignored = GLUONS - CELL_STATES if isinstance(block, RecurrentCell) else GLUONS
     handles = []
-    stack = []  # paths and labels of the blocks that are running
+    stack = []  # labels of the blocks that are running
 
     def enter(label, child):
         if called is not None:
             called.append(child)
-        stack.append((label, _Label(**{graph.BLOCK_ATTR: label})))
-        stack[-1][1].__enter__()
+        if stack:
+            stack[-1].check_mode()
+        stack.append(_Label(label, modes.get(id(child))))
+        stack[-1].__enter__()
 
     def leave(*_):
-        stack.pop()[1].__exit__(None, None, None)
+        stack.pop().__exit__(None, None, None)
+
+    def run():
+        before = Attributes(live, ignored)
+        try:
+            out = trace()
+            changed = before.changed()
+            if changed and not any(True for _ in arrays_in([value for *_, value in changed])):
+                again = Attributes(live, ignored)  # does the next call change them, too?
+                out = trace()
+                changed = again.changed()
+            for label, name, _ in changed:
+                raise TraceError(label, f"it changes its attribute {name!r} at each call")
+            return out
+        except BaseException:
+            before.restore()
+            raise
 
     _state.depth = getattr(_state, "depth", 0) + 1
     try:
@@ -206,15 +268,23 @@ def traced(
                 )
                 handles += [before, child.register_forward_hook(leave)]
         enter(path, block)
-        return trace()
-    except Exception as error:  # whatever the user's code raises
-        raise TraceError(stack[-1][0], reason_of(error)) from error
+        with watch(lambda: stack[-1].mode is None):
+            return run()
+    except TraceError:
+        raise
+    except (Exception, WouldFreeze) as error:  # whatever the user's code raises
+        raise TraceError(stack[-1].path, reason_of(error)) from error
     finally:
         _state.depth -= 1
         for handle in handles:
             handle.detach()
         while stack:  # of the block itself, and of children that raised
             leave()
+
+
+def _has_hooks(block: Block) -> bool:
+    hooks = [*block._forward_hooks.values(), *block._forward_pre_hooks.values()]
+    return any(hook.__module__ != __name__ for hook in hooks)  # not those of another thread's trace
 
 
 def symbol_of(path: str, block: HybridBlock) -> Tuple[mx.sym.Symbol, Set[str]]:

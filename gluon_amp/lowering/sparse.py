@@ -6,7 +6,7 @@ for operators of a library, which raise.
 
 from typing import Container
 
-from gluon_amp.graph import Writer
+from gluon_amp.graph import Writer, flag
 from gluon_amp.lowering.typed_graph import TypedGraph
 
 OWN_PREFIX = "_gluon_amp_"
@@ -32,7 +32,7 @@ def make_dense(graph: TypedGraph, sparse: Container[str]) -> TypedGraph:
                     inputs[k] = out.emit("cast_storage", name, inputs[k], stype="default")
         elif node["name"] in sparse or sources & maybe_sparse:
             maybe_sparse.add(i)
-            if node["op"] == "dot" and node["attrs"].get("transpose_a", "False") != "False":
+            if node["op"] == "dot" and flag(node["attrs"], "transpose_a"):
                 inputs[1] = out.emit("_mul_scalar", f"{node['name']}_copy", inputs[1], scalar="1")
         out.numbers.append(out.copy(node, inputs)[0])
     return graph.written(out)
