@@ -1,7 +1,7 @@
 """Constants that float16 cannot hold: epsilons, bounds, mask values, paddings."""
 
 from gluon_amp.policy import Policy, cast_pass, constants, op_table
-from tests.mxnet_operators import registered
+from experiments.operators.registered import registered
 
 import mxnet as mx
 
