@@ -3,12 +3,13 @@
 python -m experiments.operators --output docs/results
 """
 
+import contextlib
 import datetime
 import json
 import subprocess
 import sys
 from collections import defaultdict
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from experiments import pages
 from experiments.operators import calls, programs
@@ -17,6 +18,8 @@ from gluon_amp.base import registry
 from gluon_amp.policy import op_table
 from gluon_amp.training.command_line import Parser, path, status_of
 from gluon_amp.training.tables.machine import describe_cpu, versions
+
+from mxnet import MXNetError
 
 Row = Dict[str, object]
 
@@ -53,72 +56,81 @@ def measured(tasks: List[Call]) -> Iterator[Tuple[Call, Row]]:
 def parts(rows: List[Tuple[Call, Row]]) -> Dict[str, str]:
     """Return the parts of the page."""
     own, found = set(), defaultdict(list)
-    for (op, _, attrs, dtype), row in rows:
+    for (op, _, attrs, _), row in rows:
         own.update(row.get("own", ()))
-        found[op].append(({**attrs, "": dtype}, row))
-    nets = {op: found.pop(op) for op in programs.NETS}
-    called = [op for op in found if any(len(row) > 2 for _, row in found[op])]
-    differentiable = [op for op in called if any("equal" in row for _, row in found[op])]
+        found[op].append((attrs, row))
+    nets = [row["equal"] for kind in programs.NETS for _, row in found.pop(kind)]
+    called = [op for op in found if _having(found[op], "writes")]
+    learned = [op for op in called if _having(found[op], "equal")]
     refused = defaultdict(list)
-    for op in sorted(set(found) - set(called)):
+    for op in sorted(found.keys() - called):
         refused[op_table.rule(op).reason].append(op)
     library = [name for name in registry.names() if name.startswith("_gluon_amp_")]
     return {
-        "measured": f"on {datetime.date.today()}, {describe_cpu()}, {versions()}",
-        "counts": f"{len(called)} of {len(found)} operators were called, in "
-        f"{len(rows)} ways; {len(differentiable)} of them have a gradient",
-        "once": _table(found, "equal", "second pass differs"),
-        "scaled": _list(
-            op for op in found if _ever(found[op], "scaled") and not _ever(found[op], "equal")
+        "measured": f"{datetime.date.today()}, {describe_cpu()}, {versions()}",
+        "counts": f"{len(called)} of {len(found)} operators were called, in {len(rows)} ways; "
+        f"{len(learned)} of these have a gradient",
+        "once": _table(found, "equal", False),
+        "scaled": _listed(
+            op
+            for op in learned
+            if any(row["equal"] and not row["scaled"] for _, row in _having(found[op], "equal"))
         ),
-        "crashed": _table(found, "crash", "crashes", good=False),
-        "writes": pages.table(("operator", "input", "when"), list(_writes(found)), 3),
-        "random": _list(
-            op for op in found if any(any(row.get("random", ())) for _, row in found[op])
+        "crashed": _table(found, "crash", True),
+        "writes": pages.table(("operator", "input", "when"), list(_writes(found, learned)), 3),
+        "updates": _listed(op for op in found if op not in learned and _declared(op)),
+        "random": _listed(
+            op
+            for op in called
+            if any(any(row["random"]) for _, row in _having(found[op], "random"))
         ),
         "refused": pages.table(
-            ("why", "operators"), [(why, _list(ops)) for why, ops in refused.items()], 2
+            ("in the words of the operator table", "operators"),
+            [(reason, _listed(operators)) for reason, operators in refused.items()],
+            2,
         ),
-        "nets": f"{sum(row['equal'] for rows in nets.values() for _, row in rows)} of "
-        f"{sum(map(len, nets.values()))}",
-        "own": f"{len(own)} of {len(library)} operators",
+        "nets": f"{sum(nets)} of {len(nets)}",
+        "own": f"{len(own)} of {len(library)}",
     }
 
 
-def _ever(rows: list, field: str, good: bool = True) -> bool:
-    return any(row.get(field, good) is not good for _, row in rows)
+def _having(rows: list, field: str) -> list:
+    return [(attrs, row) for attrs, row in rows if field in row]
 
 
-def _list(operators) -> str:
+def _listed(operators: Iterable[str]) -> str:
     return " ".join(f"`{op}`" for op in operators)
 
 
-def _table(found: dict, field: str, title: str, good: bool = True) -> str:
-    """Return a table of operators, and how many of their calls differ from what is `good`."""
-    rows = []
-    for op, measured_rows in found.items():
-        bad = [attrs for attrs, row in measured_rows if row.get(field, good) is not good]
-        if bad:
-            common = set.intersection(*(set(attrs.items()) for attrs in bad))
-            first = set(calls.call(op)[1].items())
-            words = ", ".join(f"{key}={value}" for key, value in sorted(common - first) if key)
-            rows.append((f"`{op}`", words, f"{len(bad)} of {len(measured_rows)}"))
-    return pages.table(("operator", "attributes", title), rows, 2)
+def _table(found: Dict[str, list], field: str, value: bool) -> str:
+    """Return a table of operators whose field has a value in some of their calls."""
+    lines = []
+    for op, rows in found.items():
+        chosen = [attrs for attrs, row in rows if row.get(field) is value]
+        if chosen:
+            same = set.intersection(*(set(attrs.items()) for attrs in chosen))
+            words = ", ".join("=".join(item) for item in same - set(calls.call(op)[1].items()))
+            total = len(_having(rows, field)) if field == "equal" else len(rows)
+            lines.append((f"`{op}`", words, f"{len(chosen)} of {total}"))
+    return pages.table(("operator", "if", "calls"), lines, 2)
 
 
-def _writes(found: dict) -> Iterator[Tuple[str, str, str]]:
-    for op, measured_rows in found.items():
-        whens = defaultdict(set)
-        for _, row in measured_rows:
-            for position, when in row.get("writes", ()):
-                whens[position].add(when)
-        declared = calls.node(op, *calls.call(op)).list_auxiliary_states()
-        for name in declared:
-            whens[int(name[1:])].add("declared")
-        for position, when in sorted(whens.items()):
-            names = calls.REGISTERED[op].inputs
-            name = names[position] if position < len(names) else str(position)
-            yield f"`{op}`", name, ", ".join(sorted(when))
+def _declared(op: str) -> List[int]:
+    """Return the inputs that MXNet lists as auxiliary states."""
+    with contextlib.suppress(MXNetError):  # an operator that cannot be called by its name
+        return [int(name[1:]) for name in calls.node(op).list_auxiliary_states()]
+    return []
+
+
+def _writes(found: Dict[str, list], learned: List[str]) -> Iterator[Tuple[str, str, str]]:
+    """Yield rows of the operators of a network that write their inputs."""
+    for op in learned:
+        written = {tuple(pair) for _, row in _having(found[op], "writes") for pair in row["writes"]}
+        for i in sorted({i for i, _ in written}):
+            names = dict(enumerate(calls.REGISTERED[op].inputs))
+            whens = sorted({when for position, when in written if position == i})
+            declared = "" if i in _declared(op) else " (not declared)"
+            yield f"`{op}`", names.get(i, f"number {i}") + declared, ", ".join(whens)
 
 
 if __name__ == "__main__":

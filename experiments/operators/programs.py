@@ -11,6 +11,7 @@ from gluon_amp.lowering import lower
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn, rnn
+from mxnet.gluon.contrib.nn import HybridConcurrent, Identity
 
 X = mx.sym.var("x")
 POLICIES = ("float16", "mixed_float16")  # those with a loss scale
@@ -62,6 +63,12 @@ PROGRAMS: Dict[str, Callable[[nd.NDArray], nd.NDArray]] = {
 }
 
 
+def _joined() -> HybridConcurrent:
+    net = HybridConcurrent(axis=1)
+    net.add(nn.Conv2D(16, 1, activation="relu"), Identity())
+    return net
+
+
 def _sequential(*layers: gluon.Block) -> nn.HybridSequential:
     net = nn.HybridSequential()
     net.add(*layers)
@@ -96,10 +103,17 @@ NETS: Dict[str, Tuple[Callable[[], gluon.HybridBlock], tuple]] = {
     "dense": (lambda: _sequential(nn.Dense(8), nn.GELU(), nn.Dropout(0.5), nn.Dense(4)), (8, 4)),
     "swish": (lambda: _sequential(nn.Dense(8), nn.Swish(), nn.SELU(), nn.Dense(4)), (8, 4)),
     "group norm": (lambda: _sequential(nn.Conv2D(8, 1), nn.GroupNorm(2), nn.InstanceNorm()), IMAGE),
+    "joined": (lambda: _sequential(nn.Conv2D(16, 1), _joined(), nn.Conv2D(8, 1)), IMAGE),
+    "a loss": (
+        lambda: _sequential(
+            nn.Dense(4), nn.HybridLambda(lambda F, x: F.pick(F.log_softmax(x), F.argmax(x, axis=1)))
+        ),
+        (8, 4),
+    ),
     "attention": (Attention, (2, 3, 8)),
-    "LSTM": (lambda: rnn.LSTM(4, 2, dropout=0.5), SEQUENCE),
-    "GRU": (lambda: rnn.GRU(4, bidirectional=True), SEQUENCE),
-    "RNN": (lambda: rnn.RNN(4), SEQUENCE),
+    "lstm": (lambda: rnn.LSTM(4, 2, dropout=0.5), SEQUENCE),
+    "gru": (lambda: rnn.GRU(4, bidirectional=True), SEQUENCE),
+    "rnn": (lambda: rnn.RNN(4), SEQUENCE),
     "embedding": (lambda: _sequential(nn.Embedding(9, 8), nn.LayerNorm(), nn.Dense(4)), (4, 3)),
 }
 

@@ -70,7 +70,8 @@ compute: its kernel, cublasGemmStridedBatchedEx, reads float16 and accumulates i
 float32: its float16 kernel, cublasHgemmStridedBatched, accumulates in float16 (18584)
     batch_dot _npi_matmul
 float32: its sampling positions are off by half a pixel past 1024 in float16
-    _contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution
+    _contrib_DeformableConvolution
+    once: _contrib_ModulatedDeformableConvolution
 float32: accumulates products in the dtype of its inputs (correlation-inl.h)
     Correlation
 float32: a legacy operator that was not written for float16

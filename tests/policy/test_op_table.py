@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from experiments.operators.calls import CANONICAL, ID_DTYPES, NETWORK, REGISTERED, Ids, call, node
 from gluon_amp.base import registry
 from gluon_amp.base.mxnet_internals import LIB, check_call
 from gluon_amp.policy import op_table
-from experiments.operators.calls import CANONICAL, ID_DTYPES, NETWORK, REGISTERED, Ids, call, node
 
 import mxnet as mx
 from mxnet.base import SymbolHandle, c_str_array
