@@ -12,11 +12,6 @@ from gluon_amp.graph import flag, tuple_of
 OPSET = 13
 IR_VERSION = 7  # the one of opset 13
 
-# In which MXNet writes no dtype of ONNX by another name
-NUMPY_DTYPES = {"bool": "bool", **{d: d for d in "float16 float32 float64 int8 uint8".split()}}
-NUMPY_DTYPES.update(int32="int32", int64="int64")
-
-
 NONLINEAR = "a size that grows with the square of the batch"
 
 
