@@ -39,13 +39,10 @@ def _part(data: Tensor, heads: int, parts: int, which: int, w: Writer) -> str:
     return w.add("Reshape", moved, w.integers([-1, length, size]))
 
 
-def div_sqrt_dim(n: Node, w: Writer) -> str:
-    """Divide by the root of the last axis's size."""
-    return w.add("Mul", n.data, w.scalar(1 / np.sqrt(n.data.shape[-1]), n.out.dtype))
-
-
 TRANSLATIONS: Dict[str, Callable] = {
     **{f"_contrib_interleaved_matmul_{kind}_qk": scores for kind in ("selfatt", "encdec")},
     **{f"_contrib_interleaved_matmul_{kind}_valatt": values for kind in ("selfatt", "encdec")},
-    "_contrib_div_sqrt_dim": div_sqrt_dim,
+    "_contrib_div_sqrt_dim": lambda n, w: w.add(
+        "Mul", n.data, w.scalar(1 / np.sqrt(n.data.shape[-1]), n.out.dtype)
+    ),
 }

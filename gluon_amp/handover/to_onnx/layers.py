@@ -70,11 +70,6 @@ def _factors(n: Node, w: Writer) -> List[str]:
     ]
 
 
-def batch_dot(n: Node, w: Writer) -> str:
-    """Products of matrices, one for each member of the batch."""
-    return w.add("MatMul", *_factors(n, w))
-
-
 def gemm(n: Node, w: Writer) -> str:
     """linalg.gemm2 and gemm: products of matrices times alpha, and beta times a third plus that."""
     if n.integer("axis", -2) not in (-2, n.data.rank - 2):
@@ -129,7 +124,7 @@ TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys(["Convolution", "Convolution_v1"], convolution),
     "Deconvolution": deconvolution,
     "FullyConnected": dense,
-    "batch_dot": batch_dot,
+    "batch_dot": lambda n, w: w.add("MatMul", *_factors(n, w)),
     **dict.fromkeys(["dot", "_np_dot"], dot),
     "_npi_matmul": lambda n, w: w.add("MatMul", *n.inputs),
     **dict.fromkeys(["_linalg_gemm", "_linalg_gemm2"], gemm),
