@@ -63,10 +63,18 @@ class Network(NamedTuple):
         """Return the path of the block that called a node; an empty one is the net itself."""
         return self.paths.get(self.nodes[i]["name"], "")
 
+    def place_of(self, i: int) -> str:
+        """Return the block and the operator of a node in words."""
+        return f"block {self.path_of(i) or 'net'}, operator {self.nodes[i]['op']}"
+
+    def inputs_of(self, i: int) -> List[Edge]:
+        """Return the edges that a node reads."""
+        return [tuple(entry[:2]) for entry in self.nodes[i]["inputs"]]
+
     def edges(self) -> List[Edge]:
         """Return every tensor that a node reads or the net returns, in topological order."""
-        read = {tuple(entry[:2]) for node in self.nodes for entry in node["inputs"]}
-        return sorted(read | {*self.outputs})
+        read = (edge for i in range(len(self.nodes)) for edge in self.inputs_of(i))
+        return sorted({*read, *self.outputs})
 
     def indices(self) -> Dict[str, bool]:
         """Return the inputs that are integers, or are read as indices, lengths or conditions.
@@ -106,17 +114,16 @@ class Network(NamedTuple):
                 _, found, _ = symbol.infer_shape_partial(**known)
             smallest = 0 if self.numpy else 1  # of a known size
             unknown = (e for e, s in zip(edges, found) if s is None or min(s, default=1) < smallest)
-            i = next(unknown, edges[-1])[0]
             raise UsageError(
-                f"block {self.path_of(i) or 'net'}, operator {self.nodes[i]['op']}, returns a "
-                "shape that depends on values, not on shapes alone: replace it by other operators, "
-                "or export the net up to that block."
+                f"{self.place_of(next(unknown, edges[-1])[0])}, returns a shape that depends on "
+                "values, not on shapes alone: replace it by other operators, or export the net up "
+                "to that block."
             )
         shapes = dict(zip(edges, found))
         for i, node in enumerate(self.nodes):
             # MXNet infers the shape without the size, and the operator would end the process
             if node["op"] in RESHAPES and (i, 0) in shapes:
-                before, after = shapes[tuple(node["inputs"][0][:2])], shapes[i, 0]
+                before, after = shapes[self.inputs_of(i)[0]], shapes[i, 0]
                 if np.prod(before) != np.prod(after):
                     raise ShapeError(f"{node['name']} reshapes {before} to {after}")
         return shapes

@@ -13,7 +13,7 @@ from gluon_amp.casting.cast import policy_of
 from gluon_amp.files import atomic
 from gluon_amp.handover.network import Network, ShapeError, network_of
 from gluon_amp.handover.to_onnx.model import encode, output_names, packages
-from gluon_amp.handover.to_onnx.translate import translate, with_batch
+from gluon_amp.handover.to_onnx.translate import batch_of, translate, with_batch
 from gluon_amp.handover.to_onnx.verify import WEAK, Row, compare, refuse_differences
 from gluon_amp.handover.to_onnx.writer import OPSET, Tensor
 from gluon_amp.policy import Policy
@@ -235,6 +235,7 @@ def _batch_axes(
             "input and None for one that has no batch."
         )
     axes = dict(zip(names, axes))
+    batch = batch_of(network, axes)
     try:
         network.shapes(network.inputs)
     except ShapeError as error:
@@ -242,13 +243,12 @@ def _batch_axes(
             f"export_onnx(): as a graph the net does not accept these inputs ({error}): pass a "
             "batch as in training, and make the net run hybridized."
         ) from None
-    if sizes:
-        size = next(iter(sizes.values()))
+    if batch.input:
         try:
-            network.shapes(with_batch(network.inputs, axes, size + 1))
+            network.shapes(with_batch(network.inputs, axes, batch.size + 1))
         except ShapeError as error:
             raise UsageError(
-                f"export_onnx(): the net accepts a batch of {size} alone ({error}): pass "
+                f"export_onnx(): the net accepts a batch of {batch.size} alone ({error}): pass "
                 "batch_axis=None, and the file accepts that batch."
             ) from None
     return axes

@@ -42,8 +42,9 @@ def encode(
     onnx, _ = packages()
     helper, numpy_helper = onnx.helper, onnx.numpy_helper
     writer = translated.writer
-    inputs = {**translated.inputs, **{translated.names[e]: translated.tensors[e] for e in given}}
-    needed, read = _needed(writer.nodes, [translated.names[edge] for edge in outputs], inputs)
+    returned, more = ([translated.tensors[e] for e in edges] for edges in (outputs, given))
+    inputs = {**translated.inputs, **{one.name: one for one in more}}
+    needed, read = _needed(writer.nodes, [one.name for one in returned], inputs)
     weights = {name: value for name, value in writer.constants.items() if name in read}
     size = sum(value.nbytes for value in weights.values())
     if size > LARGEST:
@@ -56,9 +57,9 @@ def encode(
         for op, of, names, attributes in needed
     ]
     infos = []
-    for name, edge in zip(output_names(len(outputs)), outputs):
-        nodes.append(helper.make_node("Identity", [translated.names[edge]], [name], name=name))
-        infos.append(_info(name, translated.tensors[edge], writer.batch.size))
+    for name, one in zip(output_names(len(outputs)), returned):
+        nodes.append(helper.make_node("Identity", [one.name], [name], name=name))
+        infos.append(_info(name, one, writer.batch.size))
     graph = helper.make_graph(
         nodes,
         "gluon_amp",

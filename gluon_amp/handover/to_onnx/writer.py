@@ -34,6 +34,11 @@ class Tensor(NamedTuple):
         return not any(self.growth)
 
     @property
+    def is_computed(self) -> bool:
+        """Whether the ONNX graph has it, and not as a constant."""
+        return bool(self.name) and self.value is None
+
+    @property
     def rank(self) -> int:
         """The number of axes."""
         return len(self.shape)
