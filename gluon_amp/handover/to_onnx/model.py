@@ -2,7 +2,7 @@
 
 import importlib
 from types import ModuleType
-from typing import Dict, List, Mapping, Sequence, Set, Tuple, Union
+from typing import List, Mapping, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -53,7 +53,9 @@ def encode(
             "pass policy='float16', which halves them, or export the net in parts."
         )
     nodes = [
-        helper.make_node(op, of, names, name=names[0], **_attributes(attributes))
+        helper.make_node(
+            op, of, names, name=names[0], **{k: _attribute(k, x) for k, x in attributes.items()}
+        )
         for op, of, names, attributes in needed
     ]
     infos = []
@@ -95,18 +97,14 @@ def output_names(count: int) -> List[str]:
     return ["output"] if count == 1 else [f"output{k}" for k in range(count)]
 
 
-def _attributes(attributes: Mapping[str, object]) -> Dict[str, object]:
+def _attribute(key: str, value: object) -> object:
     from onnx import helper, numpy_helper
 
-    def convert(value: object) -> object:
-        if isinstance(value, np.ndarray):
-            return numpy_helper.from_array(value)
-        return [int(one) for one in value] if isinstance(value, (tuple, range)) else value
-
-    found = {key: convert(value) for key, value in attributes.items()}
-    if isinstance(found.get("to"), str):
-        found["to"] = helper.np_dtype_to_tensor_dtype(np.dtype(found["to"]))
-    return found
+    if key == "to":
+        return helper.np_dtype_to_tensor_dtype(np.dtype(value))
+    if isinstance(value, np.ndarray):
+        return numpy_helper.from_array(value)
+    return [int(one) for one in value] if isinstance(value, (tuple, range)) else value
 
 
 def _info(name: str, tensor: Tensor, batch: int):

@@ -10,8 +10,6 @@ from gluon_amp.base.messages import UsageError
 from gluon_amp.graph import NUMPY_NAMES, tuple_of
 from gluon_amp.handover.network import Edge, Network
 from gluon_amp.handover.to_onnx import (
-    activations,
-    attention,
     detection,
     elementwise,
     layers,
@@ -25,11 +23,9 @@ from gluon_amp.handover.to_onnx import (
 from gluon_amp.handover.to_onnx.writer import Batch, Node, Tensor, UntranslatableError, Writer
 from gluon_amp.policy import op_table
 
-_OF_KINDS = (elementwise, activations, reductions, shapes, layers, pooling, norms, recurrent)
+_KINDS = (elementwise, reductions, shapes, layers, pooling, norms, recurrent, detection, sampling)
 TRANSLATIONS: Dict[str, Callable] = {
-    op: translation
-    for kind in (*_OF_KINDS, attention, detection, sampling)
-    for op, translation in kind.TRANSLATIONS.items()
+    op: translation for kind in _KINDS for op, translation in kind.TRANSLATIONS.items()
 }
 
 # Inputs of which an operator needs the shape alone

@@ -65,7 +65,8 @@ def compare(
         if kind == "given":
             refuse_without_numbers(expected, "export_onnx")
         own = [*_rows(about, against, found, expected, allowed)]
-        decided = max(levels_of(network)) > 0 and any(map(_proves_little, own))
+        proves_little = any(_is_wrong(row) or row.allowed > WEAK for row in own)
+        decided = max(levels_of(network)) > 0 and proves_little
         if decided:
             parts = compared(network, translated, inputs, dtype)
             own = [_row_of(part, about, against) for part in parts]
@@ -81,10 +82,6 @@ def compare(
 
 def _is_wrong(row: Row) -> bool:
     return row.allowed is not None and not row.largest <= row.allowed
-
-
-def _proves_little(row: Row) -> bool:
-    return _is_wrong(row) or row.allowed > WEAK
 
 
 def _row_of(part: Part, about: About, against: str) -> Row:
