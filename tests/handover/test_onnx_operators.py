@@ -758,6 +758,7 @@ def network_of_row(row, tensors, dtype="float32"):
             "npx": mx.sym.npx,
         }
         rooms["half"] = functools.partial(mx.sym.amp_cast, dtype="float16")
+        rooms["draw"] = lambda d, s: (s, s + d * mx.sym.random_normal(shape=(4,)))
         symbol = eval(row, {}, Names({**rooms, **variables}))
         symbol = mx.sym.Group(symbol) if isinstance(symbol, (list, tuple)) else symbol
     json = graph.to_json(symbol)
@@ -854,6 +855,13 @@ def test_sizes_are_named_by_how_they_follow_the_batch():
         ("CTCLoss(transpose(x, axes=(1, 0, 2)), y)", "operator CTCLoss has no translation"),
         ("sample_normal(y, y)", "it draws random numbers"),
         ("Dropout(x, mode='always')", "it draws random numbers in inference, too"),
+        # Draws without data, which are no constants of the file
+        ("np.random.gumbel(size=(1, 4)) + x", "it draws random numbers"),
+        ("npx.dropout(np.ones((1, 4)), mode='always') + x", "it draws random numbers"),
+        (
+            "broadcast_add(s, contrib.foreach(draw, ones(shape=(2, 4)), ones(shape=4))[1])",
+            "_foreach",
+        ),
         ("squeeze(o)", "name the axes to squeeze"),
         ("norm(x, ord=3)", "a norm other than that of order 1"),
         ("np.linalg.norm(x, ord='nuc', axis=(1, 2))", "a norm other than that of order 1"),
