@@ -156,7 +156,7 @@ def export_onnx(
             "rename it."
         )
     axes = _batch_axes(float32, batch_axis)
-    translated = translate(network, axes, lambda edges: network.run(network.inputs, edges))
+    translated = translate(network, axes)
     about = {"dtype": dtype, "producer": "gluon_amp", **metadata}
     model = encode(translated, network.outputs, about)
     rows = compare(model, translated, network, float32, _own_outputs(net, inputs), axes, dtype)
@@ -204,11 +204,8 @@ def _batch_axes(
 ) -> Dict[str, Optional[int]]:
     """Return the axis of each input that follows the batch."""
     names = list(network.inputs)
-    axes = (
-        [batch_axis] * len(names)
-        if batch_axis is None or isinstance(batch_axis, int)
-        else list(batch_axis)
-    )
+    shared = batch_axis is None or isinstance(batch_axis, int)
+    axes = [batch_axis] * len(names) if shared else list(batch_axis)
     if not all(axis is None or isinstance(axis, int) for axis in axes):
         raise TypeError(
             f"export_onnx() got batch_axis={batch_axis!r}, expected an axis, None or one of these "

@@ -1,7 +1,7 @@
 """A network as an ONNX model: every operator that reads data translated, all others computed."""
 
 import re
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
@@ -46,25 +46,19 @@ class Translated(NamedTuple):
     inputs: Dict[str, Tensor]
 
 
-def translate(
-    network: Network,
-    batch_axes: Dict[str, Optional[int]],
-    evaluate: Callable[[Sequence[Edge]], List[np.ndarray]],
-) -> Translated:
-    """Translate a network; `evaluate` returns the values of edges that do not depend on data.
+def translate(network: Network, batch_axes: Dict[str, Optional[int]]) -> Translated:
+    """Translate a network; `batch_axes` has the axis of each input that follows the batch.
 
-    `batch_axes` has the axis of each input that follows the batch. Raise `UsageError` for an
-    operator without a translation.
+    Raise `UsageError` for an operator without a translation.
     """
     tensors, batch = _tensors(network, batch_axes)
     constant = _constants(network, tensors)
     read = _read(network, constant)
     frontier = sorted(edge for edge in read if edge[0] in constant)
-    values = dict(zip(frontier, evaluate(frontier) if frontier else []))
     writer = Writer(batch)
-    for edge in frontier:
-        name = writer.constant(values[edge], network.nodes[edge[0]]["name"])
-        tensors[edge] = tensors[edge]._replace(value=values[edge], name=name)
+    for edge, value in zip(frontier, network.run(network.inputs, frontier) if frontier else ()):
+        name = writer.constant(value, network.nodes[edge[0]]["name"])
+        tensors[edge] = tensors[edge]._replace(value=value, name=name)
     outputs: Dict[int, List[int]] = {}
     for i, k in sorted(read):
         outputs.setdefault(i, []).append(k)
@@ -76,7 +70,7 @@ def translate(
             variables[json["name"]] = i, 0
             used.update(found if i in outputs else ())
         elif i in outputs and i not in constant:
-            found = _translated(_node(network, i, tensors, outputs[i]), writer)
+            found = _translated(network, i, tensors, outputs[i], writer)
         for k, name in enumerate(found):
             if (i, k) in tensors:
                 tensors[i, k] = tensors[i, k]._replace(name=name)
@@ -186,19 +180,15 @@ def _read(network: Network, constant: Iterable[int]) -> Set[Edge]:
     return found
 
 
-def _node(network: Network, i: int, tensors: Dict[Edge, Tensor], outputs: List[int]) -> Node:
-    json = network.nodes[i]
-    first = tensors[i, outputs[0]]
+def _translated(
+    network: Network, i: int, tensors: Dict[Edge, Tensor], outputs: List[int], writer: Writer
+) -> List[str]:
+    """Translate a node of which some outputs are read; return the names of its outputs."""
+    json, first = network.nodes[i], tensors[i, outputs[0]]
     returned = [tensors.get((i, k), first) for k in range(max(outputs) + 1)]
     inputs = [tensors[edge] for edge in network.inputs_of(i)]
-    op = canonical(json["op"])
-    return Node(op, json["name"], network.path_of(i), json["attrs"], inputs, returned)
-
-
-def _translated(node: Node, writer: Writer) -> List[str]:
-    """Return the names of an operator's outputs."""
-    writer.prefix = node.name
-    where = f"block {node.path or 'net'}, operator {node.op}"
+    node = Node(canonical(json["op"]), json["attrs"], inputs, returned)
+    writer.prefix = json["name"]
     try:
         if node.op in op_table.RANDOM and node.op not in TRANSLATIONS:
             raise UntranslatableError("it draws random numbers")
@@ -212,6 +202,6 @@ def _translated(node: Node, writer: Writer) -> List[str]:
         return found
     except UntranslatableError as reason:
         raise UsageError(
-            f"{where} has no translation to ONNX ({reason}): replace it by other operators, or "
-            "export the net up to that block."
+            f"block {network.path_of(i) or 'net'}, operator {node.op} has no translation to ONNX "
+            f"({reason}): replace it by other operators, or export the net up to that block."
         ) from None

@@ -52,8 +52,6 @@ class Node(NamedTuple):
     """An operator of the net: what it reads and returns, and its attributes as MXNet wrote them."""
 
     op: str
-    name: str
-    path: str  # of its block
     attrs: Dict[str, str]
     inputs: List[Tensor]
     outputs: List[Tensor]  # without names
