@@ -29,7 +29,7 @@ from mxnet import autograd, gluon
 # A tensor of a graph: its node and which output of it
 Edge = Tuple[int, int]
 
-RESHAPES = ("Reshape", "_np_reshape", "_npx_reshape", "_npi_reshape")
+RESHAPES = ("Reshape", "_np_reshape", "_npx_reshape")
 REGIONS = ("ROIPooling", "_contrib_ROIAlign")  # have rows of an image's number and corners second
 # Positions of the inputs that are indices, lengths, conditions or regions
 INDICES = {**op_table.UNCAST, **dict.fromkeys(REGIONS, (1,)), "one_hot": (0,)}

@@ -175,28 +175,12 @@ def where(n: Node, w: Writer) -> str:
     return w.add("Where", condition, *options)
 
 
-def softplus(n: Node, w: Writer) -> str:
-    """log(1 + exp(x)), without an overflow."""
-    return w.back(w.add("Softplus", w.as_dtype(n.data, n.wide)), n)
-
-
-ACTIVATIONS: Dict[str, Callable[[Node, Writer], str]] = {
-    **dict.fromkeys(
-        ["relu", "sigmoid", "tanh", "softsign"],
-        lambda n, w: w.add(SAME[n.text("act_type")], n.data),
-    ),
-    "softrelu": softplus,
-    "log_sigmoid": lambda n, w: w.add("Log", w.add("Sigmoid", n.data)),
-    "mish": lambda n, w: w.add("Mul", n.data, w.add("Tanh", softplus(n, w))),
-}
-
-
 def activation(n: Node, w: Writer) -> str:
-    """An activation without parameters."""
+    """An activation without parameters; of softrelu, log(1 + exp(x)), without an overflow."""
     kind = n.text("act_type")
-    if kind not in ACTIVATIONS:
-        raise UntranslatableError(f"act_type {kind}")
-    return ACTIVATIONS[kind](n, w)
+    if kind == "softrelu":
+        return w.back(w.add("Softplus", w.as_dtype(n.data, n.wide)), n)
+    return w.add(SAME[kind], n.data)
 
 
 def leaky_relu(n: Node, w: Writer) -> str:

@@ -287,9 +287,7 @@ def one_hot(n: Node, w: Writer) -> str:
 
 TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys("Reshape reshape_like expand_dims squeeze _npx_reshape".split(), reshape),
-    **dict.fromkeys(
-        ["Flatten", "_npx_batch_flatten"], lambda n, w: w.add("Flatten", n.data, axis=1)
-    ),
+    "Flatten": lambda n, w: w.add("Flatten", n.data, axis=1),
     "transpose": transpose,
     "SwapAxis": swap_axes,
     **dict.fromkeys(["Concat", "_npi_concatenate"], concat),
