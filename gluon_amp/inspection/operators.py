@@ -1,6 +1,7 @@
 """The graphs that a net runs, cast or not, and their operators with what these read."""
 
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+import contextlib
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from gluon_amp import graph
 from gluon_amp.base.dtypes import dtype_name
@@ -8,6 +9,7 @@ from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.tracing import TraceError, named_blocks, symbol_of, trace
+from gluon_amp.inspection.recording import Recording
 from gluon_amp.inspection.unchanged import same_random_numbers, unchanged
 from gluon_amp.policy import Policy, cast_pass, op_table
 
@@ -71,17 +73,14 @@ def run(function: str, net: gluon.Block, inputs: tuple) -> Tuple[List[nd.NDArray
     """
     arguments: Arguments = {}
 
-    def called(block: gluon.Block, args: tuple) -> None:
+    def called(_: str, block: gluon.Block, args: tuple, result: Any) -> Any:
         if all(isinstance(x, nd.NDArray) for x in arrays_in(args)):  # and no trace calls the block
             arguments.setdefault(block, args)
+        return result
 
-    handles = [block.register_forward_pre_hook(called) for _, block in named_blocks(net)]
-    try:
-        with unchanged(function, net), autograd.pause():
-            return list(arrays_in(net(*inputs) if inputs else ())), arguments
-    finally:
-        for handle in handles:
-            handle.detach()
+    recording = contextlib.closing(Recording(named_blocks(net), called))
+    with recording, unchanged(function, net), autograd.pause():
+        return list(arrays_in(net(*inputs) if inputs else ())), arguments
 
 
 def graphs(function: str, net: gluon.Block, arguments: Arguments) -> Iterator[Graph]:

@@ -9,7 +9,7 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.base.array_kinds import set_to_zero
 from gluon_amp.base.messages import UsageError
-from gluon_amp.inspection.replay import Recorded
+from gluon_amp.inspection.recording import Recorded
 from tests.inspection.nets import built, chain, images, make_net, one, total
 
 import mxnet as mx
