@@ -15,12 +15,11 @@ from gluon_amp.base.formats import FORMATS
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.statistics import arrays_of
-from gluon_amp.casting.tracing import TraceError, named_blocks, trace
+from gluon_amp.casting.tracing import TraceError, named_blocks
 from gluon_amp.inspection.format_effects import Effect, effect_of
 from gluon_amp.inspection.graph_search import FLOATS, CallGraph, Input, Tensor
-from gluon_amp.inspection.operators import contains_cast
+from gluon_amp.inspection.operators import contains_cast, graph_of
 from gluon_amp.inspection.replay import Call
-from gluon_amp.inspection.unchanged import same_random_numbers
 from gluon_amp.optimizer.arrays import dense_part
 from gluon_amp.policy import op_table
 
@@ -102,20 +101,13 @@ def activations(
 
 def graph_without_randomness(path: str, block: gluon.Block, arguments: tuple) -> Optional[tuple]:
     """Return inputs and symbol of a block's graph, or None if it has none that can be repeated."""
-    binding = binding_of(block)
-    if contains_cast(block):
+    try:
+        found = None if contains_cast(block) else graph_of(path, block, arguments)
+    except TraceError:
         return None
-    if binding is None:
-        try:
-            with same_random_numbers():  # which the block's Python code may draw
-                traced = trace(block, path, arguments)
-        except TraceError:
-            return None
-        inputs, symbol = traced.inputs, traced.symbol
-    elif binding.untraceable:
+    if found is None:
         return None
-    else:
-        inputs, symbol = binding.graph
+    inputs, symbol = found
     json = graph.to_json(symbol)
     return (inputs, graph.from_json(json, like=symbol)) if _derandomize(json) else None
 

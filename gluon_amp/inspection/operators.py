@@ -105,7 +105,7 @@ def _graphs(path: str, block: gluon.HybridBlock, arguments: Arguments) -> Iterat
     untraceable = binding and binding.untraceable
     if not contains_cast(block):
         try:
-            inputs, symbol = _graph_of(path, block, args) or ((), None)
+            inputs, symbol = graph_of(path, block, args) or ((), None)
         except TraceError as error:
             inputs, symbol, untraceable = (), None, (error.path, error.reason)
         names, arrays = [one.name for one in inputs], list(arrays_in(args))
@@ -116,8 +116,11 @@ def _graphs(path: str, block: gluon.HybridBlock, arguments: Arguments) -> Iterat
                 yield from _graphs(at, inside, arguments)
 
 
-def _graph_of(path: str, block: gluon.HybridBlock, args: Optional[tuple]) -> Optional[tuple]:
-    """Return the input symbols and the symbol of a block, or None if that is not known."""
+def graph_of(path: str, block: gluon.HybridBlock, args: Optional[tuple]) -> Optional[tuple]:
+    """Return the input symbols and the symbol of a block, or None if that is not known.
+
+    Raise `TraceError` for a block without a cast that has no graph for these arguments.
+    """
     binding = binding_of(block)
     if binding is not None:
         return None if binding.untraceable else binding.graph
