@@ -106,7 +106,7 @@ class CallGraph:
             place = self._reader(i) if is_cast else i
             data = [tensors[tuple(entry[:2])] for entry in node["inputs"][:1]]
             in_float32 = not is_cast and self._overflows_in_float32([[i, output]])
-            return self._site(place, (i, 0), value_range(*data), in_float32, is_cast)
+            return self._site(place, (i, 0), data, in_float32, is_cast)
         return None
 
     def first_backward_overflow(self, head_gradients: List[nd.NDArray]) -> Optional[Site]:
@@ -121,7 +121,7 @@ class CallGraph:
                 *(grad for (source, *_), grad in heads if source == i),
             ]
             in_float32 = self._overflows_in_float32(self.json["heads"], head_gradients)
-            return self._site(*self._overflowing(i), value_range(*received), in_float32)
+            return self._site(*self._overflowing(i), received, in_float32)
         return None
 
     def _overflows_in_float32(
@@ -151,12 +151,16 @@ class CallGraph:
         return not all(map(is_finite, results))
 
     def _site(
-        self, place: int, tensor: Tensor, span: Range, in_float32: bool, is_cast: bool = False
+        self,
+        i: int,
+        tensor: Tensor,
+        read: List[nd.NDArray],
+        in_float32: bool,
+        is_cast: bool = False,
     ) -> Site:
-        """Return the site of an operator, which computes in the dtype of a tensor."""
-        dtype = self.dtypes.get(tensor, "float32")
-        op = self.nodes[place]["op"]
-        return Site(self.block_of(place), op, dtype, span, is_cast, in_float32)
+        """Return the site of an operator that read arrays and computes in the dtype of a tensor."""
+        dtype, op = self.dtypes.get(tensor, "float32"), self.nodes[i]["op"]
+        return Site(self.block_of(i), op, dtype, value_range(*read), is_cast, in_float32)
 
     def _overflowing(self, i: int) -> Tuple[int, Tensor]:
         """Return the operator that node `i` stands for, and the tensor that has its dtype.
@@ -264,14 +268,13 @@ def _block_paths(call: Call, nodes: List[dict]) -> Callable[[int], str]:
     if binding is not None:
         paths = {node.name: node.block for node in binding.nodes}
         return lambda i: paths.get(nodes[i]["name"], call.path)
-    prefixes = [(block.prefix, path) for path, block in named_blocks(call.block, call.path)]
-
-    def path_by_prefix(i: int) -> str:
-        matches = [pair for pair in prefixes if nodes[i]["name"].startswith(pair[0])]
-        return max(matches, key=lambda pair: len(pair[0]), default=("", call.path))[1]
+    blocks = list(named_blocks(call.block, call.path))
 
     def path(i: int) -> str:
-        label = nodes[i]["attrs"].get(graph.BLOCK_ATTR)
-        return path_by_prefix(i) if label is None else label
+        name, label = nodes[i]["name"], nodes[i]["attrs"].get(graph.BLOCK_ATTR)
+        if label is not None:
+            return label
+        matches = [(len(block.prefix), at) for at, block in blocks if name.startswith(block.prefix)]
+        return max(matches, key=lambda match: match[0], default=(0, call.path))[1]
 
     return path
