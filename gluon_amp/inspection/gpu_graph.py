@@ -1,11 +1,12 @@
 """What a GPU could not run in a cast graph, found without a GPU, by type inference."""
 
+from collections import defaultdict
 from typing import Dict, Iterator, List, NamedTuple
 
 from gluon_amp.casting.binding import binding_of
-from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.graph import edge_dtypes, to_json
 from gluon_amp.inspection.findings import Finding
+from gluon_amp.inspection.operators import variable_dtypes
 from gluon_amp.lowering import lower
 from gluon_amp.policy import cuda_kernels
 
@@ -37,14 +38,14 @@ def gpu_problems(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> List[Probl
 
 def _problems(graph: dict, dtypes: Dict[str, object]) -> Iterator[Problem]:
     by_tensor = edge_dtypes(graph, dtypes)
-    returned = {}
+    used_by = defaultdict(set)  # the dtypes that each node reads or returns
     for (i, _), dtype in by_tensor.items():
-        returned.setdefault(i, set()).add(dtype)
+        used_by[i].add(dtype)
     for i, node in enumerate(graph["nodes"]):
         op = node["op"]
         if op == "null":
             continue
-        used = {by_tensor[i, k] for i, k, *_ in node["inputs"]} | returned.get(i, set())
+        used = used_by[i].union(by_tensor[j, k] for j, k, *_ in node["inputs"])
         if op.startswith(CPU_ONLY):
             yield Problem(node["name"], op, "exists on a CPU only")
         elif "bfloat16" in used:
@@ -62,9 +63,7 @@ def gpu_findings(path: str, block: gluon.HybridBlock) -> Iterator[Finding]:
     if policy is None or policy.compute_dtype != "float16" or policy.accumulate_dtype == "float16":
         return
     inputs, symbol = binding.graph
-    dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
-    if binding.key is not None:  # the dtypes of the data on which the block ran last
-        dtypes.update(zip((variable.name for variable in inputs), binding.key.dtypes))
+    dtypes = variable_dtypes(block, (variable.name for variable in inputs))
     paths = {node.name: node.block for node in binding.nodes}
     for name, op, problem in gpu_problems(symbol, dtypes):
         yield Finding(

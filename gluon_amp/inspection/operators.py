@@ -1,7 +1,7 @@
 """The graphs that a net runs, cast or not, and their operators with what these read."""
 
 import contextlib
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from gluon_amp import graph
 from gluon_amp.base.dtypes import dtype_name
@@ -35,8 +35,7 @@ class Graph(NamedTuple):
         binding = binding_of(self.block)
         if binding is not None:
             return binding.nodes
-        params = {p.name: dtype_of(p) for p in self.block.collect_params().values()}
-        return cast_pass.plan(self.symbol, Policy(), params)[1]
+        return cast_pass.plan(self.symbol, Policy(), variable_dtypes(self.block, ()))[1]
 
     def first_outputs(self) -> Tuple[List[dict], List[tuple], List[Optional[str]]]:
         """Return the nodes of its JSON, with shape and dtype of the first output of each.
@@ -47,12 +46,9 @@ class Graph(NamedTuple):
         outputs = graph.from_json({"nodes": nodes, "heads": [[i, 0, 0] for i in range(len(nodes))]})
         parameters = self.block.collect_params().values()
         shapes = {p.name: _shape_of(p) for p in parameters}
-        dtypes = {p.name: dtype_of(p) for p in parameters}
         shapes.update(zip(self.inputs, (array.shape for array in self.arrays)))
-        dtypes.update(zip(self.inputs, (dtype_name(array.dtype) for array in self.arrays)))
-        key = getattr(binding_of(self.block), "key", None)
-        if key is not None:  # the dtypes of the data on which the block ran last
-            dtypes.update(zip(self.inputs, key.dtypes))
+        dtypes = dict(zip(self.inputs, (dtype_name(array.dtype) for array in self.arrays)))
+        dtypes.update(variable_dtypes(self.block, self.inputs))
         read = {*outputs.list_inputs()}
         shapes = {name: x for name, x in shapes.items() if name in read and is_known(x)}
         dtypes = {name: x for name, x in dtypes.items() if name in read}
@@ -132,6 +128,16 @@ def graph_of(path: str, block: gluon.HybridBlock, args: Optional[tuple]) -> Opti
         if all(is_known(_shape_of(p)) for p in block.collect_params().values()):
             return (), symbol_of(path, block)[0]
     return None
+
+
+def variable_dtypes(block: gluon.HybridBlock, inputs: Iterable[str]) -> Dict[str, str]:
+    """Return the dtypes of a block's parameters, and of the data on which its cast graph ran last.
+
+    `inputs` are the names of the data.
+    """
+    dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
+    key = getattr(binding_of(block), "key", None)
+    return {**dtypes, **dict(zip(inputs, key.dtypes if key else ()))}
 
 
 def contains_cast(block: gluon.Block) -> bool:
