@@ -151,12 +151,7 @@ class CallGraph:
         return not all(map(is_finite, results))
 
     def _site(
-        self,
-        i: int,
-        tensor: Tensor,
-        read: List[nd.NDArray],
-        in_float32: bool,
-        is_cast: bool = False,
+        self, i: int, tensor: Tensor, read: list, in_float32: bool, is_cast: bool = False
     ) -> Site:
         """Return the site of an operator that read arrays and computes in the dtype of a tensor."""
         dtype, op = self.dtypes.get(tensor, "float32"), self.nodes[i]["op"]
