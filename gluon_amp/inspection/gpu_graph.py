@@ -59,16 +59,14 @@ def _problems(graph: dict, dtypes: Dict[str, object]) -> Iterator[Problem]:
 def gpu_findings(path: str, block: gluon.HybridBlock) -> Iterator[Finding]:
     """Yield a finding for each operator of a float16 block that a GPU could not run in float16."""
     binding = binding_of(block)
-    policy = binding.policy if binding else None
-    if policy is None or policy.compute_dtype != "float16" or policy.accumulate_dtype == "float16":
+    if binding is None or binding.policy.compute_dtype != "float16":
+        return
+    if binding.policy.accumulate_dtype == "float16":  # which only the emulation does
         return
     inputs, symbol = binding.graph
     dtypes = variable_dtypes(block, (variable.name for variable in inputs))
     paths = {node.name: node.block for node in binding.nodes}
     for name, op, problem in gpu_problems(symbol, dtypes):
-        yield Finding(
-            "kernel",
-            paths.get(name, path),
-            f"{op}: {problem}, so a GPU may fail there",
-            f"keep it in float32, as in policy.pin(ops=[{op!r}])",
-        )
+        fix = f"keep it in float32, as in policy.pin(ops=[{op!r}])"
+        problem = f"{op}: {problem}, so a GPU may fail there"
+        yield Finding("kernel", paths.get(name, path), problem, fix)
