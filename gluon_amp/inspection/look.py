@@ -5,6 +5,7 @@ recorded during the step (`replay`): each is run again, with a probe before each
 """
 
 from collections import defaultdict
+from itertools import chain
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
@@ -82,18 +83,17 @@ def activations(
     Dropout drops nothing here, as other random numbers would follow in the training otherwise.
     """
     parameters = {p.name: p for p in net.collect_params().values()}
-    tensors: Dict[Tuple[str, str], List[np.ndarray]] = defaultdict(list)
-    dtypes: Dict[Tuple[str, str], Set[str]] = defaultdict(set)
+    tensors: Dict[Tuple[str, str], List[Tuple[str, np.ndarray]]] = defaultdict(list)
     for number, call in enumerate(calls):
         layers = _Layers(call, parameters, is_first=number == 0)
         for layer, direction, dtype, array in layers.tensors():
-            tensors[layer, direction].append(array.asnumpy().ravel())
-            dtypes[layer, direction].add(dtype)
-    for (layer, direction), arrays in tensors.items():
+            tensors[layer, direction].append((dtype, array.asnumpy().ravel()))
+    for (layer, direction), found in tensors.items():
+        dtypes, arrays = zip(*found)
         values = np.concatenate(arrays)
         # An odd distance, so that it visits all channels of an even number.
         read = values[:: -(-values.size // ELEMENTS) | 1]
-        dtype = "+".join(sorted(dtypes[layer, direction]))
+        dtype = "+".join(sorted(set(dtypes)))
         tensor, scale = ("output", 1.0) if direction == "forward" else ("data", loss_scale)
         place = (step, layer, direction, tensor, dtype, values.size)
         yield _row(place, read, read.size, scale, formats)
@@ -187,7 +187,7 @@ class _Layers:
         node = self.graph.nodes[entry[0]]
         if node["op"] not in graph.CASTS:
             return entry[0], entry[1]
-        return self._source(node["inputs"][min(entry[1], len(node["inputs"]) - 1)])
+        return self._source(node["inputs"][0])
 
 
 def _row(
@@ -205,10 +205,7 @@ def _read_in_float16(net: gluon.Block) -> Set[str]:
 
     A norm reads its parameters in float32, whatever it computes in.
     """
-    names = set()
-    for _, block in named_blocks(net):
-        binding = binding_of(block)
-        for node in (binding and binding.nodes) or ():
-            if node.dtype == "float16" and node.decision.kind != "norm":
-                names.update(node.params)
-    return names
+    bindings = filter(None, (binding_of(block) for _, block in named_blocks(net)))
+    nodes = chain.from_iterable(binding.nodes or () for binding in bindings)
+    read = (n.params for n in nodes if n.dtype == "float16" and n.decision.kind != "norm")
+    return set(chain.from_iterable(read))
