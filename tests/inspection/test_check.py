@@ -78,19 +78,3 @@ def test_norm_layers_that_mxnet_cast_to_float16():
     )
     net.cast("float32")
     assert amp.check(net, None, nd.ones((8, 8))) == []
-
-
-@pytest.mark.parametrize("policy", ["float32", "float16"])
-@pytest.mark.parametrize("runs", [False, True])
-def test_an_imported_net(policy, runs, tmp_path):
-    plain = built(nn.Dense(8, in_units=8), nn.BatchNorm(in_channels=8), policy=None)
-    plain.hybridize()
-    x = nd.ones((8, 8))
-    plain(x)
-    plain.export(str(tmp_path / "net"))
-    files = [str(tmp_path / name) for name in ("net-symbol.json", "net-0000.params")]
-    net = amp.cast(gluon.SymbolBlock.imports(files[0], ["data"], files[1]), policy)
-    trainer = amp.Trainer(net.collect_params(), "sgd")
-    if runs:
-        net(x)
-    assert amp.check(net, trainer, x) == []  # and no advice to train the running statistics
