@@ -1,7 +1,7 @@
 """What a GPU could not run in a cast graph, found without a GPU, by type inference."""
 
 from collections import defaultdict
-from typing import Dict, Iterator, List, NamedTuple
+from typing import Dict, Iterator, List, Tuple
 
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.graph import edge_dtypes, to_json
@@ -17,12 +17,7 @@ from mxnet import gluon
 CPU_ONLY = ("_gluon_amp_", "_sg_mkldnn_")
 
 
-class Problem(NamedTuple):
-    """A node that a GPU cannot run: its name, its operator, and what is wrong with it."""
-
-    node: str
-    op: str
-    problem: str
+Problem = Tuple[str, str, str]  # name and operator of a node, and what is wrong with it
 
 
 def gpu_problems(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> List[Problem]:
@@ -47,11 +42,11 @@ def _problems(graph: dict, dtypes: Dict[str, object]) -> Iterator[Problem]:
             continue
         used = used_by[i].union(by_tensor[j, k] for j, k, *_ in node["inputs"])
         if op.startswith(CPU_ONLY):
-            yield Problem(node["name"], op, "exists on a CPU only")
+            yield node["name"], op, "exists on a CPU only"
         elif "bfloat16" in used:
-            yield Problem(node["name"], op, "MXNet has no bfloat16 kernels for a GPU")
+            yield node["name"], op, "MXNet has no bfloat16 kernels for a GPU"
         elif "float16" in used and not cuda_kernels.has_float16_kernel(op):
-            yield Problem(node["name"], op, "no float16 kernel for a GPU is known")
+            yield node["name"], op, "no float16 kernel for a GPU is known"
         for body in node.get("subgraphs", ()):
             yield from _problems(body, {})  # it reads float32 and casts it itself
 
