@@ -85,8 +85,8 @@ def activations(
     parameters = {p.name: p for p in net.collect_params().values()}
     tensors: Dict[Tuple[str, str], List[Tuple[str, np.ndarray]]] = defaultdict(list)
     for number, call in enumerate(calls):
-        layers = _Layers(call, parameters, is_first=number == 0)
-        for layer, direction, dtype, array in layers.tensors():
+        tensors_of_call = _tensors_of(call, CallGraph(call, parameters), is_first=number == 0)
+        for layer, direction, dtype, array in tensors_of_call:
             tensors[layer, direction].append((dtype, array.asnumpy().ravel()))
     for (layer, direction), found in tensors.items():
         dtypes, arrays = zip(*found)
@@ -133,61 +133,55 @@ def _derandomize(json: dict) -> bool:
     return True
 
 
-class _Layers:
-    """The layers of one call, which are the blocks that contain an operator of their own."""
+def _tensors_of(
+    call: Call, ran: CallGraph, is_first: bool
+) -> Iterator[Tuple[str, str, str, nd.NDArray]]:
+    """Yield layer, direction, dtype and array of each tensor of a call between two layers.
 
-    def __init__(self, call: Call, parameters: Dict[str, gluon.Parameter], is_first: bool) -> None:
-        self.call = call
-        self.graph = CallGraph(call, parameters)
-        inputs = {symbol.name for symbol in call.graph[0]}
-        # Variables and constants. Training computes no gradient of the data of the first call.
-        self.sources = {i for i, node in enumerate(self.graph.nodes) if not node["inputs"]}
-        self.with_gradient = {
-            i for i in self.sources if not is_first and self.graph.nodes[i]["name"] in inputs
-        }
+    Layers are the blocks that contain an operator of their own.
+    """
+    # Training computes no gradient of the data of the first call.
+    outputs, places = _borders(ran, set() if is_first else {one.name for one in call.graph[0]})
+    values = ran.evaluate()
+    for tensor, layer in outputs.items():
+        if ran.dtypes[tensor] in FLOATS:
+            yield layer, "forward", ran.dtypes[tensor], values[tensor]
+    heads = [head.as_nd_ndarray() for head in call.output_gradients()]
+    for (i, k), array in ran.sent_gradients(values, heads, places).items():
+        tensor = tuple(ran.nodes[i]["inputs"][k][:2])
+        yield places[i, k], "data_gradient", ran.dtypes[tensor], array
 
-    def tensors(self) -> Iterator[Tuple[str, str, str, nd.NDArray]]:
-        """Yield layer, direction, dtype and array of each tensor between two layers."""
-        values = self.graph.evaluate()
-        outputs, places = self._borders()
-        for (i, output), layer in outputs.items():
-            dtype = self.graph.dtypes[i, output]
-            if dtype in FLOATS:
-                yield layer, "forward", dtype, values[i, output]
-        heads = [head.as_nd_ndarray() for head in self.call.output_gradients()]
-        sent = self.graph.sent_gradients(values, heads, places)
-        for (i, k), array in sent.items():
-            tensor = tuple(self.graph.nodes[i]["inputs"][k][:2])
-            yield places[i, k], "data_gradient", self.graph.dtypes[tensor], array
 
-    def _borders(self) -> Tuple[Dict[Tensor, str], Dict[Input, str]]:
-        """Return the tensors that leave a layer, and the inputs by which others enter one."""
-        nodes = self.graph.nodes
-        outputs: Dict[Tensor, str] = {}
-        places: Dict[Input, str] = {}
-        for i, node in enumerate(nodes):
-            if i in self.sources or node["op"] in graph.CASTS:
-                continue
-            layer = self.graph.block_of(i)
-            for k, entry in enumerate(node["inputs"]):
-                source = self._source(entry)
-                if source[0] in self.with_gradient:
+def _borders(ran: CallGraph, data: Set[str]) -> Tuple[Dict[Tensor, str], Dict[Input, str]]:
+    """Return the tensors that leave a layer, and the inputs by which others enter one.
+
+    Of the variables, those in `data` do.
+    """
+    outputs: Dict[Tensor, str] = {}
+    places: Dict[Input, str] = {}
+    is_source = [not node["inputs"] for node in ran.nodes]  # variables and constants
+
+    def source_of(entry: list) -> Tensor:
+        node = ran.nodes[entry[0]]
+        return source_of(node["inputs"][0]) if node["op"] in graph.CASTS else (entry[0], entry[1])
+
+    for i, node in enumerate(ran.nodes):
+        if is_source[i] or node["op"] in graph.CASTS:
+            continue
+        layer = ran.block_of(i)
+        for k, entry in enumerate(node["inputs"]):
+            source = source_of(entry)
+            if is_source[source[0]]:
+                if ran.nodes[source[0]]["name"] in data:
                     places[i, k] = layer
-                elif source[0] not in self.sources and self.graph.block_of(source[0]) != layer:
-                    outputs[source] = self.graph.block_of(source[0])
-                    places[i, k] = layer
-        for entry in self.graph.json["heads"]:
-            source = self._source(entry)
-            if source[0] not in self.sources:
-                outputs[source] = self.graph.block_of(source[0])
-        return outputs, places
-
-    def _source(self, entry: list) -> Tensor:
-        """Return the tensor that an entry is, or is a cast of."""
-        node = self.graph.nodes[entry[0]]
-        if node["op"] not in graph.CASTS:
-            return entry[0], entry[1]
-        return self._source(node["inputs"][0])
+            elif ran.block_of(source[0]) != layer:
+                outputs[source] = ran.block_of(source[0])
+                places[i, k] = layer
+    for entry in ran.json["heads"]:
+        source = source_of(entry)
+        if not is_source[source[0]]:
+            outputs[source] = ran.block_of(source[0])
+    return outputs, places
 
 
 def _row(
