@@ -5,7 +5,7 @@ operator gets a probe, a zero that is added to its input: the gradient of the pr
 that the operator sends back.
 """
 
-from typing import Callable, Container, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Container, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from gluon_amp import graph
 from gluon_amp.casting.binding import binding_of
@@ -50,8 +50,7 @@ def hidden_site(replay: Replay) -> Optional[Site]:
 
     MXNet's relu returns 0 for NaN, and 1 / (1 + exp(x)) is 0 where exp(x) is infinite.
     """
-    calls = (call for call in replay.calls if call.graph)
-    sites = (CallGraph(call, replay.parameters).first_overflow() for call in calls)
+    sites = (graph.first_overflow() for graph in graphs_of(replay))
     return next(filter(None, sites), None)
 
 
@@ -72,8 +71,7 @@ def backward_site(replay: Replay) -> Site:
             if site is not None:
                 return site
             continue
-        own_parameters = call.block._reg_params.values()
-        own = (replay.gradients.get(p.name, []) for p in own_parameters)
+        own = (replay.gradients.get(p.name, ()) for p in call.block._reg_params.values())
         if not all_finite(array for arrays in own for array in arrays):
             return sender
     return sender
@@ -255,6 +253,11 @@ class CallGraph:
         lowered = lower(symbol, dtypes, self.context.device_type)
         outputs = nd.CachedOp(lowered)(*(arrays[name] for name in lowered.list_inputs()))
         return outputs if isinstance(outputs, list) else [outputs]
+
+
+def graphs_of(replay: Replay) -> Iterator[CallGraph]:
+    """Yield the graph of each call of a replay that ran one."""
+    return (CallGraph(call, replay.parameters) for call in replay.calls if call.graph)
 
 
 def _block_paths(call: Call, nodes: List[dict]) -> Callable[[int], str]:

@@ -71,12 +71,15 @@ class Replay:
         # Of this replay, for each parameter that has a gradient
         self.gradients: Dict[str, List[nd.NDArray]] = {}
         self.calls: List[Call] = []  # in the order in which they returned
+        self.outputs: List[nd.NDArray] = []  # of the net
         self.losses: List[nd.NDArray] = []
 
     def forward(self, loss_fn: Callable, data: tuple, label: object) -> None:
-        """Run the forward pass in training mode, and record its calls and losses."""
+        """Run the forward pass in training mode, and record its calls, outputs and losses."""
         with autograd.record():
-            loss = loss_fn(self.net(*data), label)
+            output = self.net(*data)
+            self.outputs = list(arrays_in(output))
+            loss = loss_fn(output, label)
         self.losses = list(flattened(loss))
         guards.check_losses(self.losses)
 
