@@ -100,12 +100,6 @@ def test_a_product_without_tensor_cores(arrays):
     assert {name for names in groups for name in names.split()} == {*WITHOUT_TENSOR_CORES}
 
 
-def test_what_does_not_run_in_float16_is_left_alone():
-    net = built(nn.Dense(3), nn.Dense(3), policy=FLOAT16.pin(blocks=["^0"]))
-    assert {line[0] for line in sizes(net, nd.ones((7, 5)))} == {"1"}
-    assert sizes(built(nn.Dense(3), policy="float32"), nd.ones((7, 5))) == []
-
-
 def test_a_net_that_mxnet_cast_itself():
     net = built(nn.Dense(10, in_units=16), policy=None)
     net.cast("float16")

@@ -16,7 +16,6 @@ from tests.random_nets import RandomNet
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
-from mxnet.gluon.model_zoo import vision
 
 FLOAT16 = Policy.parse("float16")
 
@@ -30,15 +29,6 @@ def findings_of(net, *inputs):
 def problems(symbol, policy=FLOAT16):
     cast = cast_pass.apply(symbol, policy, {})
     return [(op, problem) for _, op, problem in gpu_problems(cast, {})]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
-@pytest.mark.parametrize("name", ["resnet18_v1", "mobilenetv2_0.25", "resnet18_v2"])
-def test_zoo_networks(name, policy):
-    net = vision.get_model(name, classes=8)
-    net.initialize()
-    assert findings_of(amp.cast(net, policy), nd.zeros((1, 3, 64, 64))) == []
 
 
 @pytest.mark.parametrize(

@@ -120,16 +120,13 @@ def distances(net, policy):
             out = twin(data())
             loss = CROSS_ENTROPY(out, classes()) * 16
         loss.backward()
-        results.append([[out.asnumpy()], [a.grad.asnumpy().astype("float32") for a in arrays]])
-    return [
-        max(np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(*arrays))
-        for arrays in zip(*results)
-    ]
+        results.append([a.asnumpy().astype("float32") for a in (out, *(a.grad for a in arrays))])
+    return [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(*results)]
 
 
 def are_close(policy, net):
-    outputs, gradients = distances(net, policy)
-    return outputs <= 1 / 64 and gradients <= 1 / 8
+    output, *gradients = distances(net, policy)
+    return output <= 1 / 64 and max(gradients) <= 1 / 8
 
 
 @pytest.mark.parametrize(
@@ -141,7 +138,6 @@ def are_close(policy, net):
         ),
         ([Planted(centered)], ["1"]),
         ([nn.Dense(16, bias_initializer=mx.init.Constant(4096)), nn.LayerNorm()], ["1"]),
-        ([Planted(standardized)], ["1"]),
         ([Planted(tiny_epsilon)], []),
         ([Planted(small_squares)], ["1"]),
         ([Planted(steep)], ["1"]),
@@ -150,7 +146,7 @@ def are_close(policy, net):
         ([nn.Dense(16, weight_initializer=mx.init.Normal(1e-9)), nn.LayerNorm(epsilon=0)], ["1"]),
         ([Planted(centered), nn.Dense(16), Planted(standardized)], ["1", "3"]),
     ],
-    ids="exp mean bias variance epsilon squares steep hidden large_weight small_weight two".split(),
+    ids="exp mean bias epsilon squares steep hidden large_weight small_weight two".split(),
 )
 def test_pins_are_where_trouble_is_planted_and_are_few(layers, pins):
     net = net_with(*layers)
@@ -262,8 +258,7 @@ def test_a_cast_net_counts_with_its_masters():
     masters = {name: m.asnumpy() for name, m in trainer.master_params().items()}
     assert amp.suggest_policy(net, CROSS_ENTROPY, data(), classes()) == FLOAT16.pin(blocks=["^1$"])
     assert amp.policy_of(net) == FLOAT16
-    for name, master in trainer.master_params().items():
-        assert np.array_equal(master.asnumpy(), masters[name])
+    assert all((m.asnumpy() == masters[name]).all() for name, m in trainer.master_params().items())
 
 
 def test_several_batches_and_several_inputs():
@@ -307,7 +302,6 @@ def test_blocks_of_python_code_and_symbols():
         ({"policy": "float32"}, ValueError, "which needs no pins: pass a policy that computes in"),
         ({"policy": "compute=tfloat32"}, ValueError, "which needs no pins"),
         ({"loss_fn": 3}, TypeError, "a loss_fn of type int, expected a function of output and"),
-        ({"data": np.ones((8, 16))}, TypeError, "data of type ndarray, expected NDArrays"),
         ({"data": data().astype("float64")}, TypeError, "got float64 data, expected float32"),
         ({"data": data() * np.nan}, ValueError, "no pin helps: Fix or drop sample 0 of this batch"),
         ({"loss_fn": lambda out, _: out.astype("float16")}, TypeError, "The loss is float16"),
