@@ -57,31 +57,24 @@ class TraceError(ValueError):
 
 
 def named_blocks(
-    net: Block, path: str = "", child_paths: Mapping[str, str] = MappingProxyType({})
+    net: Block,
+    path: str = "",
+    child_paths: Mapping[str, str] = MappingProxyType({}),
+    live: bool = False,
 ) -> Iterator[Tuple[str, Block]]:
     """Yield the path, such as `'features.0'`, and the block of a net and all its descendants.
 
-    `child_paths` are those of children that their names do not give: see `Binding`.
-    """
-    yield path, net
-    for name, child in net._children.items():
-        yield from named_blocks(child, child_paths.get(name, f"{path}.{name}" if path else name))
-
-
-def imperative_blocks(
-    net: Block, path: str = "", child_paths: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Tuple[str, Block]]:
-    """As `named_blocks`, but without blocks that the user hybridized, and what is inside them.
-
-    Without a cast, the Python code of the blocks that it yields runs at each call.
+    `child_paths` are those of children that their names do not give: see `Binding`. With `live`,
+    those are left out that the user hybridized, with all inside them; the Python code of the others
+    runs at each call if there is no cast.
     """
     binding = vars(net).get("_amp")
-    if binding.hybridized if binding else getattr(net, "_active", False):
+    if live and (binding.hybridized if binding else getattr(net, "_active", False)):
         return
     yield path, net
     for name, child in net._children.items():
         at = child_paths.get(name, f"{path}.{name}" if path else name)
-        yield from imperative_blocks(child, at)
+        yield from named_blocks(child, at, live=live)
 
 
 def hybrid_blocks(net: Block) -> Iterator[Tuple[str, HybridBlock]]:
@@ -222,7 +215,7 @@ def traced(
     """
     for param in block.collect_params().values():
         param.var()  # created outside the scope, as a Parameter keeps its variable and its label
-    live = [] if may_freeze else list(imperative_blocks(block, path, child_paths))
+    live = [] if may_freeze else list(named_blocks(block, path, child_paths, live=True))
     for label, child in live:
         if child is not block and _has_hooks(child):
             raise TraceError(label.rpartition(".")[0], "a child has a hook, which gets its arrays")
