@@ -17,6 +17,10 @@ def ids(*shape):
 
 IMAGE = (2, 4, 4, 4)
 PAIR = [(2, 3), (2, 3)]
+PIXELS = [(4, 4, 3)]
+FACTORS = {"min_factor": 0.1, "max_factor": 9}
+BINOMIAL = {"k": 2, "p": 0.5}
+COLORS = "brightness contrast saturation hue".split()
 # Operator: shapes of its inputs, attributes. The inputs of all others have shape (2, 3).
 CALLS = {
     # products
@@ -58,6 +62,33 @@ CALLS = {
     ),
     "_contrib_AdaptiveAvgPooling2D": ([IMAGE], {"output_size": 2}),
     "_contrib_BilinearResize2D": ([IMAGE, (2, 4, 7, 7)], {"mode": "like"}),
+    # random numbers
+    **{
+        f"_random_{d}": ([], {"shape": 9})
+        for d in "exponential gamma normal poisson uniform".split()
+    },
+    "_random_generalized_negative_binomial": ([], {"shape": 9}),
+    **{
+        f"_npi_{d}": ([], {"loc": 0, "scale": 1}) for d in "gumbel logistic normal normal_n".split()
+    },
+    **{f"_npi_{d}": ([], {"a": 2}) for d in ("pareto", "powerd", "weibull")},
+    **{f"_npi_{d}": ([], {"scale": 1, "size": 1}) for d in ("exponential", "rayleigh")},
+    **{f"_npi_uniform{n}": ([], {"low": 0, "high": 1}) for n in ("", "_n")},
+    "_npi_gamma": ([], {"shape": 2, "scale": 1}),
+    "_npi_bernoulli": ([], {"prob": 0.5, "logit": None, "is_logit": False, "size": 9}),
+    "_npi_choice": ([], {"a": 999, "size": 9}),
+    "_npi_multinomial": ([], {"n": 99, "pvals": (0.2, 0.3, 0.5)}),
+    "_random_randint": ([], {"low": 0, "high": 999, "shape": 9}),
+    "_random_negative_binomial": ([], {**BINOMIAL, "shape": 9}),
+    "_random_negative_binomial_like": ([(2, 3)], BINOMIAL),
+    "_sample_multinomial": ([(2, 3)], {"shape": 9}),
+    "_sample_unique_zipfian": ([], {"range_max": 99, "shape": (1, 9)}),
+    **{f"_image_random_{color}": (PIXELS, FACTORS) for color in COLORS},
+    "_image_random_color_jitter": (PIXELS, dict.fromkeys(COLORS, 0.9)),
+    **{
+        f"_image_random_{d}": (PIXELS, {})
+        for d in "flip_left_right flip_top_bottom lighting".split()
+    },
     # moving values
     "Reshape": ([(2, 3)], {"shape": (3, 2)}),
     "_np_reshape": ([(2, 3)], {"newshape": (3, 2)}),

@@ -12,6 +12,7 @@ from mxnet.gluon.rnn.rnn_layer import _RNNLayer as RNNLayer
 from mxnet.model import _create_kvstore as create_kvstore
 from mxnet.ndarray import _internal as internal_operators
 from mxnet.ndarray._internal import _imperative_invoke as imperative_invoke
+from mxnet.ndarray.sparse import _ndarray_cls as array_of_handle
 from mxnet.symbol.numpy import _Symbol as NumpySymbol
 
 # What marks a graph's JSON as one of MXNet 1.9.1: it upgrades a graph without a version.
@@ -22,6 +23,7 @@ __all__ = [
     "LIB",  # the C API: `MXNDArrayWaitToWrite`, `MXNDArrayGetData`, operators by their handles
     "NumpySymbol",  # the class that tells symbols of `mx.sym.np` from those of `mx.sym`
     "RNNLayer",  # what LSTM, GRU and RNN have in common
+    "array_of_handle",  # an array of the class that its storage type needs
     "check_call",
     "check_same_symbol_type",  # what Gluon groups a graph's outputs with
     "create_kvstore",  # how Module makes a kvstore of the name of one

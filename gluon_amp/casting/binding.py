@@ -6,6 +6,7 @@ undoes it.
 """
 
 import copy
+import json
 import logging
 import warnings
 from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple, Union
@@ -18,7 +19,7 @@ from gluon_amp.base.messages import reason_of
 from gluon_amp.casting import statistics
 from gluon_amp.casting.arguments import arrays_in, for_gluon, is_sparse, map_arrays
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
-from gluon_amp.casting.composing import compose
+from gluon_amp.casting.composing import check_types, compose
 from gluon_amp.casting.parameters import (
     cast_parameter,
     dtype_of,
@@ -258,12 +259,14 @@ class Cast(Mixin):
             if binding.untraceable:
                 raise TraceError(*binding.untraceable)
             raise RuntimeError(f"Run {name_of(self)} on some data once before calling export().")
-        if remove_amp_cast:
-            return super().export(path, epoch, True)
         plain = self._cached_graph
+        if remove_amp_cast:
+            check_types(self, plain[1])
+            return super().export(path, epoch, True)
         try:
             inputs, symbol = binding.graph
             self._cached_graph = inputs, graph.without_own_attributes(symbol)
+            check_types(self, self._cached_graph[1], low=True)
             with saved_as_stored(self.collect_params().values()):
                 return super().export(path, epoch, False)
         finally:
@@ -412,10 +415,11 @@ def release(net: Block) -> None:
 
 
 def _drop_casts(block: SymbolBlock) -> None:
-    """Remove `amp_cast` from a graph that was exported with it, for other dtypes than float32."""
+    """Remove the casts to 16 bits from a graph, and `amp_cast` for other dtypes than float32."""
     inputs, symbol = block._cached_graph
     if any(node["op"] == "amp_cast" for node in graph.to_json(symbol)["nodes"]):
-        block._cached_graph = inputs, mx.sym.load_json(symbol.tojson(remove_amp_cast=True))
+        symbol = graph.from_json(json.loads(symbol.tojson(remove_amp_cast=True)), like=symbol)
+    block._cached_graph = inputs, graph.in_float32(symbol)
 
 
 def clear(block: Block) -> None:

@@ -3,7 +3,7 @@
 import warnings
 from typing import Dict, Tuple, Union
 
-from gluon_amp import kernels
+from gluon_amp import graph, kernels
 from gluon_amp.base.messages import first_few
 from gluon_amp.casting import statistics
 from gluon_amp.casting.binding import (
@@ -29,6 +29,7 @@ from gluon_amp.casting.tracing import (
     TraceError,
     hybrid_blocks,
     parameters_of_python_code,
+    roots,
     symbol_of,
 )
 from gluon_amp.lowering import check_device
@@ -81,7 +82,8 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
         `net` is not a Block, contains no HybridBlock, or has trainable parameters in float64 or
         of integers.
     ValueError
-        The policy is unknown or contradictory, or bfloat16 was requested on a GPU.
+        The policy is unknown or contradictory, bfloat16 was requested on a GPU, or 'float32' for a
+        net whose own Python code casts to float16 what float32 parameters meet.
     RuntimeError
         Autograd is recording.
 
@@ -111,6 +113,7 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
             "write its layers as HybridBlocks."
         )
     if policy.is_float32:
+        _check_own_casts(net)
         release(net)
         return net
     params = list(net.collect_params().values())
@@ -230,6 +233,32 @@ def _check_parameters(params) -> None:
             raise TypeError(
                 f"Parameter {param.name} is {dtype}, expected float32, as it is trained: cast it "
                 "first, as in param.cast('float32'), or set its grad_req to 'null'."
+            )
+
+
+def _check_own_casts(net: Block) -> None:
+    """Raise if Python code of a net casts to float16 what would then meet float32 parameters."""
+    for path, block in roots(net):
+        binding = binding_of(block)
+        dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
+        if binding.untraceable if binding else "float16" not in dtypes.values():
+            continue
+        try:
+            symbol, _ = symbol_of(path, block)
+        except TraceError:
+            continue
+        # Nodes without a label are those of a SymbolBlock, whose graph is changed.
+        narrow = graph.narrow_nodes(graph.to_json(symbol))
+        own = [n for n in narrow if n["op"] != "null" and graph.BLOCK_ATTR in n["attrs"]]
+        if not own:
+            continue
+        dtypes = {name: graph.WIDE.get(dtype, dtype) for name, dtype in dtypes.items()}
+        conflict = graph.type_conflict(graph.in_float32(symbol, kept=graph.BLOCK_ATTR), dtypes)
+        if conflict and not graph.type_conflict(graph.in_float32(symbol), dtypes):
+            raise ValueError(
+                f"The Python code of block {own[0]['attrs'][graph.BLOCK_ATTR] or 'net'} asks for "
+                f"float16 (node {own[0]['name']}), so the net cannot run in float32 ({conflict}): "
+                "leave that to the policy, or save the float32 net by net.export()."
             )
 
 

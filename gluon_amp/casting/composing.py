@@ -35,8 +35,10 @@ def compose(block: HybridBlock, *args: Any) -> Any:
     form = getattr(_state, "form", None)
     if form == "plain":
         symbol = block._cached_graph[1]
+        check_types(block, symbol)
     elif form == "cast":
         symbol = graph.without_own_attributes(symbol)
+        check_types(block, symbol, low=True)
     elif _prepare_tracing_parent():
         symbol = _lowered(block, inputs, symbol)
     else:
@@ -49,6 +51,19 @@ def compose(block: HybridBlock, *args: Any) -> Any:
     if isinstance(symbol, NumpySymbol):
         outputs = [output.as_np_ndarray() for output in outputs]
     return regroup(outputs, block._out_format)
+
+
+def check_types(block: HybridBlock, symbol: mx.sym.Symbol, low: bool = False) -> None:
+    """Raise if stock MXNet cannot run a graph of a cast block that is about to be written.
+
+    The file has float32 parameters, or if `low` is true those of the block.
+    """
+    dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
+    dtypes.update(zip((s.name for s in block._cached_graph[0]), vars(block)["_amp"].key.dtypes))
+    wide = {name: graph.WIDE.get(dtype, dtype) for name, dtype in dtypes.items()}
+    conflict = graph.type_conflict(symbol, dtypes if low else wide)
+    if conflict:
+        raise TypeError(f"export() wrote nothing, as stock MXNet cannot run the graph: {conflict}.")
 
 
 def _lowered(block: HybridBlock, inputs: list, symbol: mx.sym.Symbol) -> mx.sym.Symbol:

@@ -203,5 +203,5 @@ def to_plain_layout(param: Parameter) -> None:
         param._data = [
             of_kind(mx.nd.array(host_copy(old), old.context, old.dtype), old) for old in param._data
         ]
-        if param.grad_req != "null":
-            autograd.mark_variables(param._data, param.list_grad(), param.grad_req)
+        if param._grad is not None:  # it is None inside `EMA.applied`
+            autograd.mark_variables(param._data, param._grad, param.grad_req)

@@ -11,6 +11,8 @@ that differs from what the pass wrote was written by the user since, and stays.
 from collections import defaultdict
 from typing import Iterable, NamedTuple, Optional, Tuple
 
+from gluon_amp.base.tape import memory_of
+
 from mxnet import autograd, nd
 from mxnet.ndarray import NDArray
 
@@ -84,7 +86,7 @@ def undo(passes: Tuple[Snapshots, ...]) -> None:
 
 
 def _same_arrays(one: Snapshots, other: Snapshots) -> bool:
-    first, second = ([list(map(id, each.arrays)) for each in passed] for passed in (one, other))
+    first, second = ([list(map(memory_of, s.arrays)) for s in passed] for passed in (one, other))
     return first == second
 
 

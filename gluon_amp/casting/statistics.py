@@ -1,42 +1,62 @@
-"""BatchNorm's running statistics: which parameters they are, and what undoes the passes over them.
+"""Running statistics: which arrays operators write, and what undoes the passes that write them.
 
-Each forward pass, cast or not, hybridized or not, calls `Parameter.data`. The class `Statistic`
-keeps there what a trainer needs to undo the pass. On a GPU the forward pass writes statistics, so
-their snapshots are taken before it. On a CPU only the backward pass writes them, so a forward pass
-keeps its parameters, and the snapshots are taken when a backward pass begins.
+The graph that autograd has recorded says which arrays a pass writes (`base/tape.py`), whatever
+block, parameter or trainer they belong to. On a CPU operators write them in the backward pass, and
+their snapshots are taken when that begins. A GPU, and the operator `Custom`, write them in the
+forward pass too, of which nothing is recorded before it runs. Each forward pass calls
+`Parameter.data`, so the class `Frozen` takes these snapshots there.
 """
 
 import threading
 import weakref
 from typing import Iterable, List, Optional
 
+from gluon_amp.base.tape import Tape, memory_of
 from gluon_amp.casting.snapshots import Snapshot, Snapshots, take
 
+import mxnet as mx
 from mxnet import Context, autograd, gluon
 from mxnet.ndarray import NDArray
 
 
-class _Kept(threading.local):
-    """The statistics of this thread's pending forward passes, each with its snapshots on GPUs.
+class _Pending(threading.local):
+    """Snapshots from before the pending forward passes of this thread, by parameter.
 
-    They are kept by thread, as MXNet records forward passes.
+    They are kept by thread, as MXNet records forward passes. Those of parameters that are kept
+    together are held by the first of them.
     """
 
     def __init__(self):
         self.snapshots = weakref.WeakKeyDictionary()
 
 
-_kept = _Kept()
+_pending = _Pending()
 _keeping = False  # until there is a trainer that can skip a step
+
+# Parameters that an operator was seen to write, and those that no forward pass writes
+_written: "weakref.WeakSet[gluon.Parameter]" = weakref.WeakSet()
+_spared: "weakref.WeakSet[gluon.Parameter]" = weakref.WeakSet()
 
 
 def is_statistic(parameter: gluon.Parameter) -> bool:
-    """Return whether operators, and not the optimizer, write this parameter."""
-    return parameter.grad_req == "null" and not parameter._differentiable
+    """Return whether operators, and not the optimizer, write this parameter.
+
+    Gluon's layers declare it. Parameters of imported nets and of a user's own blocks do not, and
+    are known after the first trace or backward pass.
+    """
+    frozen = parameter.grad_req == "null"
+    return frozen and (not parameter._differentiable or parameter in _written)
 
 
-class Statistic(gluon.Parameter):
-    """A running statistic; a training pass that uses it is kept, so that it can be undone."""
+def look(parameters: Iterable[gluon.Parameter], symbol: mx.sym.Symbol) -> None:
+    """Record which of the parameters of a graph its operators write."""
+    states = set(symbol.list_auxiliary_states())
+    for parameter in parameters:
+        (_written if parameter.name in states else _spared).add(parameter)
+
+
+class Frozen(gluon.Parameter):
+    """A parameter without a gradient, which operators may write."""
 
     def data(self, ctx: Optional[Context] = None) -> NDArray:
         """As `gluon.Parameter.data`."""
@@ -45,18 +65,23 @@ class Statistic(gluon.Parameter):
             keep([self])
         return data
 
+    def reset_ctx(self, ctx: Context) -> None:
+        """As `gluon.Parameter.reset_ctx`; on another device, forward passes may write it."""
+        _spared.discard(self)
+        super().reset_ctx(ctx)
+
 
 def watch(parameters: Iterable[gluon.Parameter]) -> None:
-    """Change the class of the statistics among these parameters to `Statistic`."""
+    """Change the class of the parameters without a gradient among these to `Frozen`."""
     for parameter in parameters:
-        if is_statistic(parameter) and type(parameter) is gluon.Parameter:
-            parameter.__class__ = Statistic
+        if parameter.grad_req == "null" and type(parameter) is gluon.Parameter:
+            parameter.__class__ = Frozen
 
 
 def unwatch(parameters: Iterable[gluon.Parameter]) -> None:
     """Undo `watch`."""
     for parameter in parameters:
-        if type(parameter) is Statistic:
+        if type(parameter) is Frozen:
             parameter.__class__ = gluon.Parameter
 
 
@@ -65,7 +90,7 @@ def arrays_of(parameters: Iterable[gluon.Parameter]) -> List[NDArray]:
     return [array for p in parameters if p._data is not None for array in p.list_data()]
 
 
-# ---------------------------------------------------------------------- forward passes
+# ---------------------------------------------------------------------- passes
 
 
 def start_keeping() -> None:
@@ -75,45 +100,37 @@ def start_keeping() -> None:
 
 
 def keep(parameters: Iterable[gluon.Parameter]) -> None:
-    """Keep what undoes a training pass that is about to use these statistics."""
-    for parameter in parameters if _keeping else ():
-        if parameter not in _kept.snapshots:
-            on_gpu = [array for array in arrays_of([parameter]) if not writes_in_backward(array)]
-            _kept.snapshots[parameter] = take(on_gpu)
+    """Keep what undoes a forward pass that is about to use these parameters."""
+    if not _keeping:
+        return
+    new = [p for p in parameters if p not in _spared and p not in _pending.snapshots]
+    for place, parameter in enumerate(new):
+        _pending.snapshots[parameter] = () if place else take(arrays_of(new))
 
 
-def begin_backward(own: Iterable[gluon.Parameter]) -> Snapshots:
+def begin_backward(tape: Optional[Tape], own: Iterable[gluon.Parameter]) -> Snapshots:
     """Return the snapshots that undo the backward pass which begins now, with its forward passes.
 
-    They contain the statistics in `own` even if no forward pass of these is pending.
+    They contain all that the pass writes, as far as `tape` shows, and the statistics in `own`.
     """
-    pending = _kept.snapshots
-    parameters = {id(parameter): parameter for parameter in (*own, *pending)}
-    before_forward: List[Snapshot] = []
-    for parameter, snapshots in list(pending.items()):
-        if snapshots:
-            before_forward += snapshots
-            del pending[parameter]  # so that its next forward pass gets new snapshots
-    covered = {id(array) for snapshot in before_forward for array in snapshot.arrays}
-    others = [array for array in arrays_of(parameters.values()) if id(array) not in covered]
-    return (*take(others), *before_forward)
+    before: List[Snapshot] = []
+    for parameter, snapshots in list(_pending.snapshots.items()):
+        arrays = arrays_of([parameter])
+        if tape and not any(map(tape.reads, arrays)):
+            continue  # of another pass
+        del _pending.snapshots[parameter]  # so that its next forward pass gets new snapshots
+        if tape and any(map(tape.writes, arrays)):
+            _written.add(parameter)
+        if tape and not any(map(tape.writes_early, arrays)):
+            _spared.add(parameter)
+        else:
+            before += snapshots
+    covered = {memory_of(array) for snapshot in before for array in snapshot.arrays}
+    written = [*arrays_of(own), *(tape.written if tape else ())]
+    others = {memory_of(array): array for array in written}
+    return (*take(array for at, array in others.items() if at not in covered), *before)
 
 
-def forget(undone: bool) -> None:
-    """Forget the forward passes of a step that is over.
-
-    If its trainer never undoes a step, only snapshots become obsolete: the backward pass of a
-    pending forward pass may still follow.
-    """
-    for parameter, snapshots in list(_kept.snapshots.items()):
-        if undone or snapshots:
-            del _kept.snapshots[parameter]
-
-
-def writes_in_backward(array: NDArray) -> bool:
-    """Return whether operators on the array's device write statistics in the backward pass only.
-
-    They do on a CPU (src/operator/nn/batch_norm.cc, mkldnn_batch_norm-inl.h). On a GPU,
-    cudnnBatchNormalizationForwardTraining writes them in the forward pass.
-    """
-    return array.context.device_type.startswith("cpu")
+def forget() -> None:
+    """Forget the forward passes of a step that is over."""
+    _pending.snapshots.clear()

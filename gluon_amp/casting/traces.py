@@ -3,7 +3,9 @@
 import weakref
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
+from gluon_amp import graph
 from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.casting import statistics
 from gluon_amp.casting.arguments import CONSTANTS, arrays_in, constants_of, is_sparse, value_of
 from gluon_amp.casting.every_call import GLUONS, Attributes
 from gluon_amp.casting.parameters import dtype_of, frozen_names
@@ -222,6 +224,7 @@ class Binding:
         dtypes = {name: dtype for name, dtype in dtypes.items() if name not in names}
         cast, self.nodes = cast_pass.plan(symbol, self.policy, dtypes, self.ends)
         self.graph = inputs, cast
+        statistics.look(self.parameters_of(block), symbol)
         block._cached_graph = inputs, _plain(symbol)  # MXNet saves it
 
     def path_in(self, error: Exception) -> str:
@@ -242,7 +245,5 @@ class Binding:
 
 
 def _plain(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return a traced symbol without block labels and with float32 variables."""
-    attrs = symbol.attr_dict()
-    float16 = [n for n in symbol.list_inputs() if attrs.get(n, {}).get("__dtype__") == "2"]
-    return cast_pass.apply(symbol, Policy(), dict.fromkeys(float16, "float32"))
+    """Return a traced symbol without block labels, and in float32, the user's own casts too."""
+    return graph.in_float32(graph.without_own_attributes(symbol))

@@ -7,10 +7,9 @@ that is itself a graph of forward operators needs one backward pass only.
 The chain rule of each operator is in `derivative_rules`.
 """
 
-import ast
 from typing import Dict, List, Optional
 
-from gluon_amp.graph import BLOCK_ATTR, Writer, from_json, to_json
+from gluon_amp.graph import BLOCK_ATTR, Writer, flag, from_json, to_json, tuple_of
 from gluon_amp.graph.derivative_rules import RULES, STOPS
 
 import mxnet as mx
@@ -119,15 +118,15 @@ class _Call:
     def number(self, name: str, default: float = 0.0) -> float:
         return float(self.attrs.get(name, default))
 
-    def flag(self, name: str) -> bool:
-        return self.attrs.get(name, "False") in ("True", "1")
+    def flag(self, name: str, default: bool = False) -> bool:
+        return flag(self.attrs, name, default)
 
     def axes(self) -> List[int]:
         """Return the axes that a reduction reduces."""
         dims = range(len(self.shapes[0]))
-        axis = ast.literal_eval(self.attrs.get("axis", "None"))
-        named = {k % len(dims) for k in ([axis] if isinstance(axis, int) else axis or dims)}
-        return [k for k in dims if (k in named) != (axis is not None and self.flag("exclude"))]
+        axes = tuple_of(self.attrs.get("axis", "None"))
+        named = {k % len(dims) for k in axes or dims}
+        return [k for k in dims if (k in named) != (bool(axes) and self.flag("exclude"))]
 
 
 def _shapes(nodes: List[dict], known: Dict[str, tuple]) -> Dict[tuple, tuple]:

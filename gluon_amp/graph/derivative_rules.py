@@ -94,7 +94,7 @@ def _leaky_relu(t, call, g):
 def _fully_connected(t, call, g):
     weight = t.emit("transpose", call.inputs[1])
     options = {"num_hidden": call.shapes[1][1], "no_bias": True}
-    if call.attrs.get("flatten", "True") in ("False", "0"):
+    if not call.flag("flatten", True):
         options["flatten"] = False
     product = t.emit("FullyConnected", g, weight, **options)
     return [t.emit("Reshape", product, shape=call.shapes[0])]

@@ -5,7 +5,7 @@ reads by entries `[node, output, version]`, and so do the graph's outputs, its h
 """
 
 import json
-from typing import Container, Dict, List, Optional, Tuple
+from typing import Container, Dict, List, Mapping, Optional, Tuple
 
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.mxnet_internals import GRAPH_VERSION, NumpySymbol
@@ -104,9 +104,15 @@ def edge_dtypes(graph: dict, dtypes: Dict[str, object]) -> Dict[Tuple[int, int],
     return {edge: dtype_name(dtype) for edge, dtype in zip(edges, inferred)}
 
 
+def flag(attrs: Mapping[str, str], name: str, default: bool = False) -> bool:
+    """Return an attribute that is true or false, as MXNet reads it: in any case, or as 1 or 0."""
+    text = attrs.get(name, "None").strip().lower()
+    return default if text == "none" else text in ("true", "1")
+
+
 def tuple_of(text: str) -> Tuple[int, ...]:
-    """Return the numbers in an attribute such as `'(3, 3)'`, `'(3,)'`, `'[]'` or `'None'`."""
-    text = "" if text == "None" else text.strip("()[] ,")
+    """Return the numbers in an attribute such as `'(3, 3)'`, `'[3L]'`, `'()'` or `'None'`."""
+    text = "" if text == "None" else text.replace("L", "").strip("()[] ,")
     return tuple(int(part) for part in text.split(",") if part)
 
 

@@ -42,7 +42,7 @@ def _softmax(
 ) -> List[int]:
     """Add the softmax over channels, over the last axis, or over all of a sample."""
     for flag, axis in (("multi_output", "1"), ("preserve_shape", "-1")):
-        if attrs.get(flag) in ("True", "1"):
+        if graph.flag(attrs, flag):
             return out.emit("softmax", name, data, axis=axis, **path)
     flat = out.emit("Flatten", f"{name}_flat", data, **path)
     flat = out.emit("softmax", f"{name}_of_flat", flat, axis="-1", **path)

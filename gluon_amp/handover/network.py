@@ -198,11 +198,11 @@ def network_of(
     except TraceError as error:
         raise UsageError(f"{function}(): {error}") from None
     parameters = {param.name: param for param in net.collect_params().values()}
-    json = in_inference(_in_float32(graph.to_json(symbol)))
+    json = in_inference(graph.to_json(graph.in_float32(symbol)))
     names = [variable.name for variable in inputs]
     read = [name for name in graph.variables(json) if name not in names]
     values = {name: _value_of(parameters[name]) for name in read}
-    given = {name: host_copy(array) for name, array in zip(names, arrays)}
+    given = {name: _wide(array) for name, array in zip(names, arrays)}
     paths = {node["name"]: node["attrs"].get(graph.BLOCK_ATTR, "") for node in json["nodes"]}
     return Network(json, given, values, isinstance(symbol, NumpySymbol), paths)
 
@@ -238,20 +238,13 @@ def _run_once(net: gluon.HybridBlock, arguments: tuple, function: str) -> None:
         ) from None
 
 
-def _in_float32(json: dict) -> dict:
-    """Return a traced graph whose variables are not declared float16."""
-    nodes = [
-        {**node, "attrs": {k: v for k, v in node["attrs"].items() if k != "__dtype__"}}
-        if node["op"] == "null"
-        else node
-        for node in json["nodes"]
-    ]
-    return {**json, "nodes": nodes}
-
-
 def _value_of(param: gluon.Parameter) -> np.ndarray:
     master = master_of(param)
-    value = host_copy(param.list_data()[0] if master is None else master)
+    return _wide(param.list_data()[0] if master is None else master)
+
+
+def _wide(array: mx.nd.NDArray) -> np.ndarray:
+    value = host_copy(array)
     return value.astype(np.float32) if value.dtype == np.float16 else value
 
 
@@ -260,13 +253,14 @@ def _of_module(module: mx.mod.BaseModule, arrays: list, function: str) -> Networ
     if not (module.binded and module.params_initialized):
         raise UsageError(f"{function}() got a Module without values: bind and initialize it first.")
     weights, states = module.get_params()
-    values = {name: host_copy(array) for name, array in {**weights, **states}.items()}
-    json = graph.to_json(graph.without_own_attributes(module.symbol))
-    json = in_inference(_in_float32(json))
+    values = {name: _wide(array) for name, array in {**weights, **states}.items()}
+    json = in_inference(
+        graph.to_json(graph.in_float32(graph.without_own_attributes(module.symbol)))
+    )
     names = list(module.data_names)
     if len(names) != len(arrays):
         raise UsageError(
             f"{function}() got {len(arrays)} inputs, expected {len(names)}: {first_few(names)}."
         )
-    given = {name: host_copy(array) for name, array in zip(names, arrays)}
+    given = {name: _wide(array) for name, array in zip(names, arrays)}
     return Network(json, given, values, isinstance(module.symbol, NumpySymbol), {})

@@ -187,9 +187,9 @@ def _uses(network: Network, names, shapes) -> Iterator[Use]:
             continue
         read = (edge for edge in inputs[1:] if edge in names)
         sources = {slot: Source(edge) for slot, edge in zip(slots.split(), read)}
-        if op in ("dot", "matmul") and attrs.get("transpose_b") not in ("True", "1"):
+        if op in ("dot", "matmul") and not graph.flag(attrs, "transpose_b"):
             sources["weight"] = Source(inputs[1], (("transpose", (1, 0)),))
-        if kind == "batch_norm" and attrs.get("fix_gamma", "True") in ("True", "1"):
+        if kind == "batch_norm" and graph.flag(attrs, "fix_gamma", True):
             sources["weight"] = sources["weight"]._replace(value=1.0)
         if kind == "group_norm":  # MXNet has one scale for each group, PyTorch for each channel
             times = shapes[inputs[0]][1] // shapes[inputs[1]][0]
@@ -200,7 +200,7 @@ def _uses(network: Network, names, shapes) -> Iterator[Use]:
         if kind == "batch_norm":
             settings["momentum"] = round(1 - float(attrs.get("momentum", MOMENTUM)), 12)
         use = Use(i, kind_of(kind, shapes[inputs[1]]), inputs[0], sources, settings, (i, 0), None)
-        flat = op == "fullyconnected" and attrs.get("flatten", "True") in ("True", "1")
+        flat = op == "fullyconnected" and graph.flag(attrs, "flatten", True)
         use = use._replace(flattened=_flattened(network, inputs[0], shapes, flat))
         yield use
         yield from _parts(network, use, names)
@@ -242,7 +242,7 @@ def _recurrent(network: Network, i: int, inputs: List[Edge]) -> Iterator[Use]:
     """Yield the use of a fused layer: MXNet has all weights first, and the gates as PyTorch."""
     attrs = network.nodes[i]["attrs"]
     edges = _variables(network, inputs[1])
-    cells = int(attrs["num_layers"]) * (1 + (attrs.get("bidirectional") in ("True", "1")))
+    cells = int(attrs["num_layers"]) * (1 + graph.flag(attrs, "bidirectional"))
     if len(edges) < 4 * cells:  # a vector of all, as Module's cells have it
         return
     weights, biases = edges[: -2 * cells], edges[-2 * cells :]

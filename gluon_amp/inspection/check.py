@@ -7,18 +7,17 @@ whole numbers that are not exact, and `trainer_findings` at the trainer.
 from typing import Iterator, List, Optional
 
 from gluon_amp.base.dtypes import dtype_name
-from gluon_amp.casting.arguments import arrays_in
-from gluon_amp.casting.binding import binding_of, running_blocks
+from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.tracing import named_blocks, roots
 from gluon_amp.inspection.dimensions import dimension_findings
 from gluon_amp.inspection.findings import Finding, Findings
 from gluon_amp.inspection.gpu_graph import gpu_findings
 from gluon_amp.inspection.indices import index_findings
-from gluon_amp.inspection.operators import operators
+from gluon_amp.inspection.operators import graphs, operators, run
 from gluon_amp.inspection.trainer_findings import trainer_findings
 
-from mxnet import autograd, gluon, nd
+from mxnet import gluon, nd
 from mxnet.gluon import nn
 
 # Gluon's norm layers whose parameters net.cast('float16') casts too. BatchNorm's parameters and
@@ -57,6 +56,8 @@ def check(
     ------
     ValueError
         Called without inputs on a net that has never run.
+    TypeError
+        The second argument is no trainer.
 
     Examples
     --------
@@ -67,23 +68,26 @@ def check(
     net: FullyConnected gives 1001 outputs, which is no multiple of 8 for Tensor
       Cores: make them 1008, and use no label for the 7 others.
     """
-    outputs = []
-    if inputs:
-        with autograd.predict_mode():
-            outputs = list(arrays_in(net(*inputs)))
+    if not isinstance(trainer, (gluon.Trainer, type(None))):
+        raise TypeError(
+            f"check() got a {type(trainer).__name__} as its trainer, expected a gluon.Trainer or "
+            "None: call check(net, trainer, x) or check(net, None, x)."
+        )
+    outputs, arguments = run("check", net, inputs)
     findings = Findings()
-    for path, block in running_blocks(net):
-        binding = binding_of(block)
-        if binding is None or not binding.untraceable:
-            found = operators(path, block, inputs if block is net else ())
+    written = set()  # by operators: running statistics
+    for traced in graphs("check", net, arguments):
+        if traced.symbol is not None:
+            written.update(traced.symbol.list_auxiliary_states())
+            found = operators(traced)
             findings += [
                 *dimension_findings(found),
-                *gpu_findings(path, block),
+                *gpu_findings(traced.path, traced.block),
                 *index_findings(found),
             ]
     findings += [*_loss_head(net, outputs), *_norms(net)]
     if trainer is not None:
-        findings += trainer_findings(net, trainer)
+        findings += trainer_findings(net, trainer, written)
     return findings
 
 

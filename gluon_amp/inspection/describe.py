@@ -1,19 +1,19 @@
 """In which dtype each operator of a net computes, and why."""
 
 from collections import Counter
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
-from gluon_amp.casting.binding import binding_of, running_blocks
+from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.parameters import contexts_of, dtype_of
-from gluon_amp.casting.tracing import hybrid_blocks, parameters_of_python_code, trace
+from gluon_amp.casting.tracing import hybrid_blocks, parameters_of_python_code
+from gluon_amp.inspection.operators import Graph, graphs, run
 from gluon_amp.inspection.values import Preformatted, paragraph
 from gluon_amp.lowering.emulation import is_emulated
 from gluon_amp.policy import Policy, cast_pass, study
 from gluon_amp.policy.cast_pass import Node
 
 import mxnet as mx
-from mxnet import autograd
-from mxnet.gluon import Block, HybridBlock
+from mxnet.gluon import Block
 
 PYTHON = "(Python code)"  # in place of an operator
 OUTSIDE = "outside the cast: no HybridBlock has these parameters, and Python code uses them"
@@ -68,11 +68,10 @@ class Description(Preformatted):
 
     HEAD = ("block", "op", "computes in", "parameters", "because")
 
-    def __init__(self, rows: List[Row], device_type: str) -> None:
+    def __init__(self, rows: List[Row], emulated: Set[str]) -> None:
         self.rows = rows
         self.studied = {_dtypes(row) for row in rows if _is_studied(row)}
-        dtypes = {row.compute_dtype for row in rows if not _is_studied(row)}
-        self.emulated = {dtype for dtype in dtypes if is_emulated(dtype, device_type)}
+        self.emulated = emulated
 
     def __str__(self) -> str:
         reasons = list(dict.fromkeys(row.reason for row in self.rows if row.reason))
@@ -133,6 +132,8 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
     ------
     ValueError
         Called without inputs on a net that has never run.
+    RuntimeError
+        MXNet cannot run the net on these inputs.
 
     Examples
     --------
@@ -143,31 +144,21 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
     >>> [(row.op, row.compute_dtype) for row in description.rows]
     [('FullyConnected', 'float16')]
     """
-    if inputs:
-        with autograd.predict_mode():
-            net(*inputs)
-    rows = []
-    for path, block in running_blocks(net):
-        binding = binding_of(block)
-        if binding is not None and binding.untraceable:
-            rows.append(_python_row(path, block))
-            continue
-        if binding is not None:
-            policy, nodes = binding.policy, binding.nodes
-        else:
-            policy, nodes = Policy(), _nodes_of_uncast(path, block, inputs if block is net else ())
-        if nodes is None:
-            raise ValueError(
-                f"describe() needs inputs, since {type(block).__name__} {path or 'net'} has never "
-                "run: call describe(net, x) with x as for net(x)."
-            )
-        rows += [_row(node, policy) for node in nodes]
+    _, arguments = run("describe", net, inputs)
+    rows: List[Row] = []
+    emulated: Set[str] = set()
+    for traced in graphs("describe", net, arguments):
+        found = list(_rows(traced))
+        rows += found
+        if binding_of(traced.block) is not None:
+            emulated.update(row.compute_dtype for row in found if not _is_studied(row))
     if any(binding_of(block) for _, block in hybrid_blocks(net)):
         rows += [
             Row(path, "", PYTHON, "as fed", "as fed", _dtypes_by_name(params), OUTSIDE)
             for path, params in parameters_of_python_code(net).items()
         ]
-    return Description(rows, _device_type(net, inputs))
+    device = _device_type(net, inputs)
+    return Description(rows, {dtype for dtype in emulated if is_emulated(dtype, device)})
 
 
 def _device_type(net: Block, inputs: tuple) -> str:
@@ -176,30 +167,42 @@ def _device_type(net: Block, inputs: tuple) -> str:
     return (contexts or [mx.current_context()])[0].device_type
 
 
-def _nodes_of_uncast(path: str, block: HybridBlock, inputs: tuple) -> Optional[List[Node]]:
-    """Return the operators of a block that is not cast; None if it has never run."""
-    if not inputs and not block._cached_graph:
-        return None
-    symbol = trace(block, path, inputs).symbol if inputs else block._cached_graph[1]
-    return cast_pass.plan(symbol, Policy(), dict.fromkeys(block.collect_params(), "float32"))[1]
-
-
 def _dtypes_by_name(params: Iterable[mx.gluon.Parameter]) -> Dict[str, str]:
     return {param.name: dtype_of(param) for param in params}
 
 
-def _python_row(path: str, block: HybridBlock) -> Row:
-    binding = binding_of(block)
-    failed, reason = binding.untraceable
-    where = "" if failed == path else f"block {failed!r} inside it "
-    dtypes = _dtypes_by_name(block._reg_params.values())
-    dtype = binding.policy.output_dtype
-    return Row(path, "", PYTHON, dtype, dtype, dtypes, f"{where}cannot be traced: {reason}")
+def _rows(traced: Graph) -> Iterator[Row]:
+    """Yield a row for each operator of a block; in a block that is not cast, of its real dtypes."""
+    binding = binding_of(traced.block)
+    if traced.untraceable:
+        yield _python_row(traced)
+    elif binding is not None:
+        yield from (_row(node, binding.policy) for node in binding.nodes)
+    else:
+        nodes, _, dtypes = traced.first_outputs()
+        real = {node["name"]: dtype for node, dtype in zip(nodes, dtypes) if "float" in str(dtype)}
+        low = any("float16" in node.params.values() for node in traced.nodes)
+        for node in traced.nodes:
+            unknown = next(iter(node.params.values()), None if low else node.dtype)
+            dtype = real.get(node.name, unknown)
+            yield _row(node._replace(dtype=dtype, gradient_dtype=dtype), Policy())
+
+
+def _python_row(traced: Graph) -> Row:
+    failed, reason = traced.untraceable
+    where = "" if failed == traced.path else f"block {failed!r} inside it "
+    dtypes = _dtypes_by_name(traced.block._reg_params.values())
+    binding = binding_of(traced.block)
+    dtype = "as fed" if binding is None else binding.policy.output_dtype
+    return Row(traced.path, "", PYTHON, dtype, dtype, dtypes, f"{where}cannot be traced: {reason}")
 
 
 def _row(node: Node, policy: Policy) -> Row:
     kind, reason, pinned, _ = node.decision
-    fixed = {"uncast": "none", "norm": "float32"}.get(kind)
-    dtypes = (fixed or dtype or "as fed" for dtype in (node.dtype, node.gradient_dtype))
+    dtypes = (dtype or "as fed" for dtype in (node.dtype, node.gradient_dtype))
+    if kind == "uncast":
+        dtypes = "none", "none"
+    elif node.op in cast_pass.NATIVELY_MIXED:
+        dtypes = "float32", "float32"  # whatever it reads and returns
     overridden = pinned or (not policy.is_float32 and kind in ("float32", "norm"))
     return Row(node.block, node.name, node.op, *dtypes, node.params, reason if overridden else "")

@@ -6,7 +6,7 @@ show which block overflows first, and a search in its graph shows which operator
 
 import dataclasses
 import re
-from typing import Callable, List, Optional, Tuple, Union
+from typing import Callable, Iterable, List, Optional, Tuple, Union
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.inspection.graph_search import LOSS, Site, backward_site, forward_site, hidden_site
 from gluon_amp.inspection.replay import Replay, inputs_of, replaying
+from gluon_amp.inspection.unchanged import unchanged
 from gluon_amp.inspection.values import (
     Range,
     is_finite,
@@ -24,6 +25,7 @@ from gluon_amp.inspection.values import (
     range_text,
     value_range,
 )
+from gluon_amp.trainer import guards
 from gluon_amp.trainer.first_scale import largest_power
 from gluon_amp.trainer.loss_scale import FLOOR, DynamicLossScale, LossScale, resolve
 
@@ -52,6 +54,8 @@ class Diagnosis:
         parameters.
     loss_scale : float
         The scale of the backward pass.
+    scale_of : str
+        Whose scale that is, as in `"the net's Trainer"`; `''` if it was an argument.
     recommended_scale : float or None
         After a backward overflow, the largest power of two with finite gradients.
     advice : str
@@ -72,6 +76,7 @@ class Diagnosis:
     loss_scale: float = 1.0
     recommended_scale: Optional[float] = None
     advice: str = ""
+    scale_of: str = ""
 
     @property
     def ok(self) -> bool:
@@ -95,7 +100,8 @@ class Diagnosis:
         if self.value_range is not None:
             what = "gradients" if self.verdict == "ok" else "what went in"
             span, scale = range_text(self.value_range), scale_text(self.loss_scale)
-            lines.append(f"  {what}: {span}, loss scale {scale}")
+            owner = f" of {self.scale_of}" if self.scale_of else ""
+            lines.append(f"  {what}: {span}, loss scale {scale}{owner}")
         lines.append(f"  {self.advice}")
         return "\n".join(paragraph(line, indent="  ") for line in lines)
 
@@ -105,7 +111,7 @@ def diagnose(
     loss_fn: Callable,
     data: Union[nd.NDArray, List[nd.NDArray]],
     label: object,
-    loss_scale: Union[LossScale, float, str, None] = "dynamic",
+    loss_scale: Union[LossScale, float, str, None] = "trainer",
 ) -> Diagnosis:
     """Run a batch again and find where it first overflows, and whether a lower scale helps.
 
@@ -126,8 +132,10 @@ def diagnose(
         The net's input, on its device; a list or tuple holds several inputs.
     label : any object that loss_fn accepts
         The second argument of `loss_fn`.
-    loss_scale : 'dynamic', number, LossScale or None
-        The scale to try: the current one of an object, 65536 for 'dynamic', 1 for None.
+    loss_scale : 'trainer', 'dynamic', number, LossScale or None
+        The scale to try: the current one of the net's Trainer, or 65536 without one; 65536 for
+        'dynamic', the current one of an object, 1 for None. After a skipped step,
+        `report.loss_scale` is the one that overflowed.
 
     Returns
     -------
@@ -136,7 +144,9 @@ def diagnose(
     Raises
     ------
     TypeError
-        The data are not NDArrays, or the loss is float16.
+        The data are not NDArrays, or the loss is none or float16.
+    RuntimeError
+        MXNet cannot run the net, or the net has averaged weights at the moment (`EMA.applied`).
 
     Examples
     --------
@@ -148,15 +158,29 @@ def diagnose(
     >>> diagnosis.verdict, diagnosis.op, diagnosis.recommended_scale
     ('backward_overflow', 'FullyConnected', 0.5)
     """
-    loss_scale = resolve(loss_scale)
-    scale = loss_scale.scale
     data = inputs_of(data, "diagnose")
-    diagnosis = _bad_data(data, label) or _bad_parameter(net, data)
+    parameters = net.collect_params().values()
+    guards.check_own_weights(parameters)
+    by_trainer = loss_scale == "trainer"
+    loss_scale, owner = _scale_of_trainer(parameters) if by_trainer else (resolve(loss_scale), "")
+    with unchanged("diagnose", net):
+        diagnosis = _bad_data(data, label) or _bad_parameter(net, data)
     if diagnosis is None:
-        with replaying(net) as replay:
+        with replaying("diagnose", net, loss_fn) as replay:
             replay.forward(loss_fn, data, label)
             diagnosis = _forward_overflow(replay) or _backward_result(replay, loss_scale)
-    return dataclasses.replace(diagnosis, loss_scale=scale)
+    return dataclasses.replace(diagnosis, loss_scale=loss_scale.scale, scale_of=owner)
+
+
+def _scale_of_trainer(parameters: Iterable[gluon.Parameter]) -> Tuple[LossScale, str]:
+    """Return the largest loss scale with which these parameters are trained, and whose it is."""
+    trainers = {id(p._trainer): p._trainer for p in parameters if p._trainer is not None}.values()
+    if not trainers:
+        return resolve("dynamic"), "a Trainer before its first step"
+    # `_amp_loss_scaler` is that of mxnet.contrib.amp. A stock trainer has no scale.
+    owners = (getattr(one, "_amp_loss_scaler", one) for one in trainers)
+    scales = [resolve(getattr(one, "loss_scale", None)) for one in (*trainers, *owners)]
+    return max(scales, key=lambda one: one.scale), "the net's Trainer"
 
 
 # ------------------------------------------------------------------------------- data, parameters
@@ -286,9 +310,10 @@ def _largest_finite_scale(replay: Replay, scale: float) -> Optional[float]:
 
 def _scale_advice(scale: float, loss_scale: LossScale) -> str:
     advice = f"Lower the loss scale to {scale_text(scale)}, where this batch has finite gradients"
-    if isinstance(loss_scale, DynamicLossScale) and scale < loss_scale.min_scale:
+    if isinstance(loss_scale, DynamicLossScale):
         power = scale_text(scale).replace("^", "**")
-        advice += f" (a dynamic scale goes that low with min_scale={power})"
+        way = f"that low with min_scale={power}" if scale < loss_scale.min_scale else "there alone"
+        advice += f" (a dynamic scale goes {way})"
     return f"{advice}."
 
 

@@ -7,6 +7,7 @@ Core Requirements" in NVIDIA's Matrix Multiplication Background User's Guide).
 
 from typing import Iterator, List, NamedTuple
 
+from gluon_amp.graph import flag
 from gluon_amp.inspection.findings import Finding
 from gluon_amp.inspection.operators import Operator, is_known
 
@@ -16,7 +17,6 @@ IMAGE_CHANNELS = 3
 # apache/mxnet 17665; see `op_table`
 WITHOUT_TENSOR_CORES = ("dot", "_np_dot", "_npi_tensordot", "_npi_tensordot_int_axes")
 
-TRUE = ("True", "1")  # as MXNet writes attributes
 
 # role of a dimension: the fix, with `more` for the next multiple of 8 and `rest` for the difference
 FIXES = {
@@ -88,7 +88,7 @@ def _fully_connected(operator: Operator) -> List[Dimension]:
     """Return rows, inputs and outputs; the weight is (outputs, inputs)."""
     data, weight = operator.shapes[:2]
     dimensions = []
-    if is_known(data) and operator.attributes.get("flatten", "True") in TRUE:
+    if is_known(data) and flag(operator.attributes, "flatten", True):
         dimensions.append(Dimension(data[0], f"multiplies {data[0]} rows", "batch"))
     if len(weight) == 2:
         outputs, inputs = weight

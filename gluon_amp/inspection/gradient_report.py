@@ -7,6 +7,7 @@ from gluon_amp.base.formats import FORMATS
 from gluon_amp.base.messages import scale_text
 from gluon_amp.inspection import look
 from gluon_amp.inspection.values import WIDTH, Preformatted
+from gluon_amp.trainer import guards
 from gluon_amp.trainer.loss_scale import LARGEST, MARGIN_BITS, SMALLEST
 from gluon_amp.trainer.scaled_steps import check_scaled
 
@@ -144,6 +145,7 @@ def gradient_report(net: gluon.Block, trainer: gluon.Trainer) -> GradientReport:
     2048.0
     """
     check_scaled(trainer, "gradient_report")
+    guards.check_own_weights(net.collect_params().values())
     try:
         scale = trainer.used_scale()
     except RuntimeError:

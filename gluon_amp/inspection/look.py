@@ -4,7 +4,6 @@ Gradients of parameters are read from their buffers. The other tensors come from
 recorded during the step (`replay`): each is run again, with a probe before each layer.
 """
 
-import re
 from collections import defaultdict
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
@@ -19,8 +18,11 @@ from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import TraceError, named_blocks, trace
 from gluon_amp.inspection.format_effects import Effect, effect_of
 from gluon_amp.inspection.graph_search import FLOATS, CallGraph, Input, Tensor
+from gluon_amp.inspection.operators import contains_cast
 from gluon_amp.inspection.replay import Call
+from gluon_amp.inspection.unchanged import same_random_numbers
 from gluon_amp.optimizer.arrays import dense_part
+from gluon_amp.policy import op_table
 
 from mxnet import gluon, nd
 
@@ -28,10 +30,7 @@ ELEMENTS = 2**20  # of an activation or its gradient that are looked at, evenly 
 
 # Operators that draw random numbers, whose state MXNet can neither return nor restore, and Python
 # code that may draw some
-RANDOM = re.compile(
-    r"Custom$|_?shuffle$|_(random|sample|image_random)_(?!pdf_)|_npi_(bernoulli|choice|exponential"
-    r"|gamma|gumbel|logistic|multinomial|normal|pareto|powerd|rayleigh|shuffle|uniform|weibull)"
-)
+RANDOM = {*op_table.RANDOM, "Custom"}
 
 
 class Row(NamedTuple):
@@ -104,9 +103,12 @@ def activations(
 def graph_without_randomness(path: str, block: gluon.Block, arguments: tuple) -> Optional[tuple]:
     """Return inputs and symbol of a block's graph, or None if it has none that can be repeated."""
     binding = binding_of(block)
+    if contains_cast(block):
+        return None
     if binding is None:
         try:
-            traced = trace(block, path, arguments)
+            with same_random_numbers():  # which the block's Python code may draw
+                traced = trace(block, path, arguments)
         except TraceError:
             return None
         inputs, symbol = traced.inputs, traced.symbol
@@ -132,7 +134,7 @@ def _derandomize(json: dict) -> bool:
             attrs["p"] = "0"
         elif op == "_contrib_SyncBatchNorm":
             attrs.update(ndev="1", key=f"{attrs['key']}_watched")
-        elif RANDOM.match(op) or attrs.get("act_type") == "rrelu":
+        elif op in RANDOM or attrs.get("act_type") == "rrelu":
             return False
         if not all(map(_derandomize, node.get("subgraphs", ()))):
             return False

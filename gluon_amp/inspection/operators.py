@@ -1,17 +1,154 @@
-"""The operators of a net's graph, with the shapes and dtypes of what they read."""
+"""The graphs that a net runs, cast or not, and their operators with what these read."""
 
-from typing import Dict, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from gluon_amp import graph
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.arguments import arrays_in
-from gluon_amp.casting.binding import binding_of
+from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import dtype_of
-from gluon_amp.casting.tracing import symbol_of
+from gluon_amp.casting.tracing import TraceError, named_blocks, symbol_of, trace
+from gluon_amp.inspection.unchanged import same_random_numbers, unchanged
 from gluon_amp.policy import Policy, cast_pass, op_table
 
 import mxnet as mx
-from mxnet import gluon, nd
+from mxnet import autograd, gluon, nd
+
+Arguments = Dict[gluon.Block, tuple]  # those of each block's first call
+
+
+class Graph(NamedTuple):
+    """What a block runs: its graph, or Python code."""
+
+    path: str
+    block: gluon.HybridBlock
+    inputs: List[str]  # the names of the variables that are data
+    symbol: Optional[mx.sym.Symbol]  # None for Python code, and for a block that never ran
+    arrays: List[nd.NDArray]  # the data, as far as known
+    untraceable: Optional[Tuple[str, str]]  # of Python code: see `Binding`
+
+    @property
+    def nodes(self) -> List[cast_pass.Node]:
+        """How each operator runs, in order; without a cast, as if all data were float32."""
+        binding = binding_of(self.block)
+        if binding is not None:
+            return binding.nodes
+        params = {p.name: dtype_of(p) for p in self.block.collect_params().values()}
+        return cast_pass.plan(self.symbol, Policy(), params)[1]
+
+    def first_outputs(self) -> Tuple[List[dict], List[tuple], List[Optional[str]]]:
+        """Return the nodes of its JSON, with shape and dtype of the first output of each.
+
+        They are `()` and None where they are unknown.
+        """
+        nodes = graph.to_json(self.symbol)["nodes"]
+        outputs = graph.from_json({"nodes": nodes, "heads": [[i, 0, 0] for i in range(len(nodes))]})
+        parameters = self.block.collect_params().values()
+        shapes = {p.name: _shape_of(p) for p in parameters}
+        dtypes = {p.name: dtype_of(p) for p in parameters}
+        shapes.update(zip(self.inputs, (array.shape for array in self.arrays)))
+        dtypes.update(zip(self.inputs, (dtype_name(array.dtype) for array in self.arrays)))
+        key = getattr(binding_of(self.block), "key", None)
+        if key is not None:  # the dtypes of the data on which the block ran last
+            dtypes.update(zip(self.inputs, key.dtypes))
+        read = {*outputs.list_inputs()}
+        shapes = {name: x for name, x in shapes.items() if name in read and is_known(x)}
+        dtypes = {name: x for name, x in dtypes.items() if name in read}
+        # Under `npx.set_np()`, unknown shapes are None and unknown dimensions -1, and else 0.
+        found = [
+            tuple(max(size, 0) for size in shape or ())
+            for shape in outputs.infer_shape_partial(**shapes)[1]
+        ]
+        types = outputs.infer_type_partial(**dtypes)[1]
+        return nodes, found, [None if dtype is None else dtype_name(dtype) for dtype in types]
+
+
+def run(function: str, net: gluon.Block, inputs: tuple) -> Tuple[List[nd.NDArray], Arguments]:
+    """Run a net for inference, and return its outputs and the arguments of its blocks.
+
+    An error that appears only where values are computed, as that of a float16 product on a CPU, is
+    none here: the outputs have dtypes and shapes, and nobody reads their values.
+    """
+    arguments: Arguments = {}
+
+    def called(block: gluon.Block, args: tuple) -> None:
+        if all(isinstance(x, nd.NDArray) for x in arrays_in(args)):  # and no trace calls the block
+            arguments.setdefault(block, args)
+
+    handles = [block.register_forward_pre_hook(called) for _, block in named_blocks(net)]
+    try:
+        with unchanged(function, net), autograd.pause():
+            return list(arrays_in(net(*inputs) if inputs else ())), arguments
+    finally:
+        for handle in handles:
+            handle.detach()
+
+
+def graphs(function: str, net: gluon.Block, arguments: Arguments) -> Iterator[Graph]:
+    """Yield the graphs of a net that ran with these arguments; earlier, if there are none.
+
+    With arguments, a block that never ran takes no part. Without, it is a `ValueError`.
+    """
+    for path, block in running_blocks(net):
+        for found in _graphs(path, block, arguments):
+            if found.symbol is not None or found.untraceable:
+                yield found
+            elif not arguments:
+                given = "net, trainer, x" if function == "check" else "net, x"
+                raise ValueError(
+                    f"{function}() needs inputs, since {type(block).__name__} {path or 'net'} has "
+                    f"never run: call {function}({given}) with x as for net(x)."
+                )
+
+
+def _graphs(path: str, block: gluon.HybridBlock, arguments: Arguments) -> Iterator[Graph]:
+    binding, args = binding_of(block), arguments.get(block)
+    untraceable = binding and binding.untraceable
+    if not contains_cast(block):
+        try:
+            inputs, symbol = _graph_of(path, block, args) or ((), None)
+        except TraceError as error:
+            inputs, symbol, untraceable = (), None, (error.path, error.reason)
+        names, arrays = [one.name for one in inputs], list(arrays_in(args))
+        yield Graph(path, block, names, symbol, arrays, untraceable)
+    if binding is None and (untraceable or contains_cast(block)):
+        for name, child in block._children.items():
+            for at, inside in running_blocks(child, f"{path}.{name}" if path else name):
+                yield from _graphs(at, inside, arguments)
+
+
+def _graph_of(path: str, block: gluon.HybridBlock, args: Optional[tuple]) -> Optional[tuple]:
+    """Return the input symbols and the symbol of a block, or None if that is not known."""
+    binding = binding_of(block)
+    if binding is not None:
+        return None if binding.untraceable else binding.graph
+    with same_random_numbers():  # a trace runs the user's Python code
+        if args is not None or isinstance(block, gluon.SymbolBlock):
+            return trace(block, path, args)[:2]
+        if block._cached_graph:
+            return block._cached_graph
+        if all(is_known(_shape_of(p)) for p in block.collect_params().values()):
+            return (), symbol_of(path, block)[0]
+    return None
+
+
+def contains_cast(block: gluon.Block) -> bool:
+    """Return whether a block contains a cast one and is not cast, so that its own trace is wrong.
+
+    It calls the cast block with arrays. If it is hybridized, see `casting/composing.py`.
+    """
+    inside = (binding_of(child) for _, child in named_blocks(block))
+    return binding_of(block) is None and any(inside)
+
+
+def _shape_of(parameter: gluon.Parameter) -> Optional[tuple]:
+    """Return a parameter's shape, which one of an imported graph has only as that of its arrays."""
+    return parameter._data[0].shape if parameter._data else parameter.shape
+
+
+def is_known(shape: Optional[Sequence[int]]) -> bool:
+    """Return whether all dimensions of a shape are known."""
+    return bool(shape) and min(shape) > 0
 
 
 class Operator(NamedTuple):
@@ -26,34 +163,17 @@ class Operator(NamedTuple):
     output_dtype: Optional[str]  # of its first output; None where it is unknown
 
 
-def operators(
-    path: str, block: gluon.HybridBlock, inputs: Sequence[nd.NDArray] = ()
-) -> List[Operator]:
+def operators(traced: Graph) -> List[Operator]:
     """Return the operators of a block, cast or with float16 parameters, in the order of its graph.
 
-    Without inputs the shapes of its data are unknown. A block that has never run, so that it has no
-    graph, is a `ValueError`.
+    Without inputs the shapes of its data are unknown.
     """
-    names, symbol = _graph(path, block)
-    parameters = {p.name: p for p in block.collect_params().values()}
-    shapes = {name: p.shape for name, p in parameters.items() if is_known(p.shape)}
-    dtypes = {name: dtype_of(p) for name, p in parameters.items()}
-    arrays = dict(zip(names, arrays_in(inputs)))
-    shapes.update({name: array.shape for name, array in arrays.items()})
-    dtypes.update({name: dtype_name(array.dtype) for name, array in arrays.items()})
+    plan = {node.name: node for node in traced.nodes}
+    parameters = traced.block.collect_params().values()
+    float16 = {p.name for p in parameters if dtype_of(p) == "float16"}
+    is_cast = binding_of(traced.block) is not None
 
-    binding = binding_of(block)
-    if binding is not None:
-        if binding.key is not None:  # the dtypes of the data on which the block ran last
-            dtypes.update(zip(names, binding.key.dtypes))
-        plan = binding.nodes
-    else:
-        plan = cast_pass.plan(symbol, Policy(), {})[1]
-    plan = {node.name: node for node in plan}
-    float16 = {name for name, p in parameters.items() if dtype_of(p) == "float16"}
-
-    nodes = graph.to_json(symbol)["nodes"]
-    shape_of, dtype_of_node = _first_outputs(nodes, shapes, dtypes)
+    nodes, shape_of, dtype_of_node = traced.first_outputs()
     found = []
     for i, node in enumerate(nodes):
         if node["name"] not in plan:
@@ -65,7 +185,7 @@ def operators(
                 planned.block,
                 node["op"],
                 node.get("attrs", {}),
-                bool(float16 & variables) if binding is None else planned.dtype == "float16",
+                planned.dtype == "float16" if is_cast else bool(float16 & variables),
                 [shape_of[j] if k == 0 else () for j, k, *_ in node["inputs"]],
                 [
                     {dtype_of_node[m] for m in _sources(nodes, j)} - {None} if k == 0 else set()
@@ -75,26 +195,6 @@ def operators(
             )
         )
     return found
-
-
-def is_known(shape: Optional[Sequence[int]]) -> bool:
-    """Return whether all dimensions of a shape are known."""
-    return bool(shape) and min(shape) > 0
-
-
-def _graph(path: str, block: gluon.HybridBlock) -> Tuple[List[str], mx.sym.Symbol]:
-    """Return the inputs' names and the symbol of a block: cast, or as it is if it is not cast."""
-    binding = binding_of(block)
-    if binding is not None and binding.graph:
-        inputs, symbol = binding.graph
-        return [variable.name for variable in inputs], symbol
-    if binding is None and all(is_known(p.shape) for p in block.collect_params().values()):
-        symbol, names = symbol_of(path, block)
-        return sorted(names), symbol
-    raise ValueError(
-        f"check() needs inputs, since {type(block).__name__} {path or 'net'} has never run: "
-        "call check(net, trainer, x) with x as for net(x)."
-    )
 
 
 def _sources(nodes: List[dict], i: int) -> List[int]:
@@ -107,19 +207,3 @@ def _sources(nodes: List[dict], i: int) -> List[int]:
 
 
 _MOVING = {*graph.CASTS, *op_table.MOVES}
-
-
-def _first_outputs(
-    nodes: List[dict], shapes: Dict[str, tuple], dtypes: Dict[str, str]
-) -> Tuple[List[tuple], List[Optional[str]]]:
-    """Return shape and dtype of each node's first output, `()` and None where they are unknown."""
-    outputs = graph.from_json({"nodes": nodes, "heads": [[i, 0, 0] for i in range(len(nodes))]})
-    read = {*outputs.list_inputs()}
-    shapes, dtypes = ({k: v for k, v in known.items() if k in read} for known in (shapes, dtypes))
-    # Under `npx.set_np()`, unknown shapes are None and unknown dimensions -1, and else 0.
-    found = [
-        tuple(max(size, 0) for size in shape or ())
-        for shape in outputs.infer_shape_partial(**shapes)[1]
-    ]
-    types = outputs.infer_type_partial(**dtypes)[1]
-    return found, [None if dtype is None else dtype_name(dtype) for dtype in types]

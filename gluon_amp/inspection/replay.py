@@ -5,19 +5,20 @@ that the output receives in the backward pass.
 """
 
 import contextlib
-import random
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
-
-import numpy as np
 
 from gluon_amp.base.array_kinds import zeros_like
 from gluon_amp.base.mxnet_internals import flatten, regroup
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of
-from gluon_amp.casting.statistics import arrays_of, is_statistic
+from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import named_blocks
+from gluon_amp.inspection.operators import contains_cast
+from gluon_amp.inspection.unchanged import unchanged
 from gluon_amp.inspection.values import is_float
 from gluon_amp.optimizer.arrays import all_finite, head_gradients
+from gluon_amp.optimizer.arrays import flatten as flattened
+from gluon_amp.trainer import guards
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -75,12 +76,8 @@ class Replay:
         """Run the forward pass in training mode, and record its calls and losses."""
         with autograd.record():
             loss = loss_fn(self.net(*data), label)
-        self.losses = list(arrays_in(loss))
-        if any(np.dtype(array.dtype) == np.float16 for array in self.losses):
-            raise TypeError(
-                "The loss is float16, in which its sum and the scale overflow: cast the "
-                "network's output to float32 before the loss."
-            )
+        self.losses = list(flattened(loss))
+        guards.check_losses(self.losses)
 
     def backward(self, scale: float) -> bool:
         """Run a backward pass; return whether the gradients of all parameters are finite."""
@@ -136,53 +133,21 @@ def _graph_of(path: str, block: gluon.Block, arguments: tuple) -> Optional[tuple
     if binding is not None:
         return binding.graph
     hybridized = isinstance(block, gluon.SymbolBlock) or getattr(block, "_active", False)
-    return (block._cached_graph or None) if hybridized else None
+    return (block._cached_graph or None) if hybridized and not contains_cast(block) else None
 
 
 @contextlib.contextmanager
-def replaying(net: gluon.Block) -> Iterator[Replay]:
-    """Yield a `Replay` of a net, and restore the net and the random numbers afterwards.
-
-    MXNet's random numbers are not restored, since their state cannot be read.
-    """
-    replay = Replay(net)
-    with _same_random_numbers(), _replaced_arrays(replay), contextlib.closing(
-        Recording(named_blocks(net), replay.calls, _graph_of)
-    ):
-        yield replay
-
-
-@contextlib.contextmanager
-def _same_random_numbers() -> Iterator[None]:
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
-
-
-@contextlib.contextmanager
-def _replaced_arrays(replay: Replay) -> Iterator[None]:
-    """Give the parameters other arrays and gradient buffers.
-
-    A backward pass of the user's own may still follow, and it needs the present arrays, which are
-    marked as its variables. So weights get other arrays on the same memory. Running statistics are
-    copied, since a forward pass writes them.
-    """
-    originals = [(parameter, parameter._data) for parameter in replay.parameters.values()]
-    try:
-        for parameter, arrays in originals:
-            replaced = [a.copy() if is_statistic(parameter) else a.detach() for a in arrays]
+def replaying(function: str, net: gluon.Block, loss_fn: object = None) -> Iterator[Replay]:
+    """Yield a `Replay` of a net, for a function of this name; restore the net and the loss."""
+    with unchanged(function, net, loss_fn):
+        replay = Replay(net)
+        for parameter in replay.parameters.values():
             if parameter.grad_req != "null":
-                gradients = list(map(zeros_like, parameter.list_grad()))
-                autograd.mark_variables(replaced, gradients, "write")
+                gradients = list(map(zeros_like, parameter._grad or parameter._data))
+                autograd.mark_variables(parameter._data, gradients, "write")
                 replay.gradients[parameter.name] = gradients
-            parameter._data = replaced
-        yield
-    finally:
-        for parameter, arrays in originals:
-            parameter._data = arrays
+        with contextlib.closing(Recording(named_blocks(net), replay.calls, _graph_of)):
+            yield replay
 
 
 class Recording:

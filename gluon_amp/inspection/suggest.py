@@ -27,9 +27,11 @@ from gluon_amp.inspection.diagnose import diagnose
 from gluon_amp.inspection.format_effects import effect_of
 from gluon_amp.inspection.graph_search import CallGraph
 from gluon_amp.inspection.replay import Replay, inputs_of, replaying
+from gluon_amp.inspection.unchanged import unchanged
 from gluon_amp.inspection.values import is_float, paragraph, readable
 from gluon_amp.policy import Policy
 from gluon_amp.policy.cast_pass import Node
+from gluon_amp.trainer import guards
 from gluon_amp.trainer.first_scale import largest_power
 from gluon_amp.trainer.loss_scale import FLOOR, DynamicLossScale
 
@@ -112,7 +114,7 @@ def suggest_policy(
     loss scale. What Python code outside the HybridBlocks computes is in float32 and not pinned.
 
     It takes 3 passes where no pin is needed, 10 to 25 where none helps, and 15 to 40 for each pin,
-    each with new traces, and the memory of two more copies of the net. The passes run in training
+    each with new traces, and the memory of three more copies of the net. The passes run in training
     mode on copies, so the net does not change. The random numbers of numpy and Python do not
     either. MXNet's are seeded, at the end with a number drawn before.
 
@@ -183,7 +185,9 @@ def suggest_policy(
     several = isinstance(data, list) and isinstance(label, list) and len(data) == len(label)
     pairs = zip(data, label) if several else [(data, label)]
     batches = [(inputs_of(inputs, "suggest_policy"), one) for inputs, one in pairs]
-    with _continued_random_numbers(), warnings.catch_warnings():
+    guards.check_own_weights(net.collect_params().values())
+    looking = unchanged("suggest_policy", net)  # which the loss may read
+    with looking, _continued_random_numbers(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # those of casts, which the user's own cast repeats
         search = _Search(net, loss_fn, batches, policy)
         pins = search.pins()
@@ -223,7 +227,7 @@ class _Search:
         self.scale = 1.0  # the largest loss scale to try
         self.distances: Dict[FrozenSet[Unit], Distance] = {}
         cast(self.net, self.wide)
-        with replaying(self.net), autograd.pause():
+        with replaying("suggest_policy", self.net), autograd.pause():
             _seed()
             self.net(*batches[0][0])  # which initializes parameters whose shapes were unknown
         cast(self.net, "float32")
@@ -293,7 +297,7 @@ class _Search:
             outputs.extend(arrays_in(output))
             return self.loss_fn(output, label)
 
-        with replaying(net) as replay:
+        with replaying("suggest_policy", net, self.loss_fn) as replay:
             _seed()
             replay.forward(loss, data, label)
             yield replay, outputs

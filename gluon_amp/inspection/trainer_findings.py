@@ -1,7 +1,7 @@
 """What a trainer does that costs accuracy in float16, or leaves parameters untrained."""
 
 import os
-from typing import Iterator
+from typing import Container, Iterator
 
 import numpy as np
 
@@ -13,8 +13,10 @@ from gluon_amp.inspection.findings import Finding
 from mxnet import gluon
 
 
-def trainer_findings(net: gluon.Block, trainer: gluon.Trainer) -> Iterator[Finding]:
-    """Yield what `check` finds in a trainer of a net, stock or of this package."""
+def trainer_findings(
+    net: gluon.Block, trainer: gluon.Trainer, written: Container[str] = ()
+) -> Iterator[Finding]:
+    """Yield what `check` finds in a trainer of a net, some of whose parameters operators write."""
     parameters = trainer._params
     optimizer = trainer.optimizer
     epsilon = getattr(optimizer, "epsilon", None)
@@ -36,6 +38,7 @@ def trainer_findings(net: gluon.Block, trainer: gluon.Trainer) -> Iterator[Findi
             "use amp.Trainer, or gluon.Trainer(..., update_on_kvstore=False)",
         )
     frozen = [p.name for p in parameters if p.grad_req == "null" and not is_statistic(p)]
+    frozen = [name for name in frozen if name not in written]
     if frozen:
         yield Finding(
             "frozen",

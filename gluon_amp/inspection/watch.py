@@ -15,7 +15,9 @@ from gluon_amp.inspection.look import (
     weight_gradients,
 )
 from gluon_amp.inspection.look_files import LookFiles, read
+from gluon_amp.inspection.operators import contains_cast
 from gluon_amp.inspection.replay import Call, Recording
+from gluon_amp.inspection.unchanged import drop_errors
 from gluon_amp.trainer.loss_scale import whole_number
 from gluon_amp.trainer.scaled_steps import check_scaled
 
@@ -105,7 +107,7 @@ class Watch:
     def _blocks(self, net: gluon.Block, path: str = "") -> Iterator[Tuple[str, gluon.Block]]:
         """Yield path and block of the outermost blocks that can be run again, as far as known."""
         for at, block in running_blocks(net, path):
-            if block in self._python:
+            if block in self._python or (contains_cast(block) and not block._active):
                 for name, child in block._children.items():
                     yield from self._blocks(child, f"{at}.{name}" if at else name)
             elif not (binding_of(block) and binding_of(block).untraceable):
@@ -130,6 +132,7 @@ class Watch:
             try:
                 rows += activations(self._net, repeatable, self._formats, scale, step)
             except mx.MXNetError as error:  # a look must not end a training
+                drop_errors()
                 self._warn(repeatable[0], reason_of(error))
         self.rows += rows
         self._outputs.write(rows)

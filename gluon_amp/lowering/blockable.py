@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 from gluon_amp.base.registry import canonical
-from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, tuple_of
+from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, flag, tuple_of
 from gluon_amp.lowering.pointwise import BINARY, BROADCASTING, classic_name, instructions_of
 from gluon_amp.lowering.typed_graph import Edge, TypedGraph
 from gluon_amp.policy.cast_pass import LOW_PRECISION
@@ -15,7 +15,6 @@ NOT_ELEMENTWISE = ("Concat", "Convolution", "Deconvolution", "Pooling", ADAPTIVE
 # Operators that take the sizes of any of their inputs; others take those of the first one
 EQUALLY_SIZED = {*BINARY, "add_n", "Concat"}
 
-TRUE = ("True", "true", "1")
 UNSET = ("None", "NCHW")  # of the attribute `layout`
 
 
@@ -128,7 +127,7 @@ class Analysis:
         attrs, data = node["attrs"], self.input(node)
         if data is None or not self.is_low(tuple(node["inputs"][0][:2])):
             return None
-        if attrs.get("axis", "1") != "1" or attrs.get("output_mean_var", "False") in TRUE:
+        if attrs.get("axis", "1") != "1" or flag(attrs, "output_mean_var"):
             return None
         if any(self.readers.get((i, k)) or (i, k) in self.heads for k in (1, 2)):
             return None
@@ -142,7 +141,7 @@ class Analysis:
             return None
         if attrs.get("layout", "None") not in UNSET:
             return None
-        if attrs.get("global_pool") in TRUE:
+        if flag(attrs, "global_pool"):
             return Images(data.channels, _one(data.size))
         if len(tuple_of(attrs.get("kernel", ""))) != 2:
             return None

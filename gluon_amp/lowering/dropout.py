@@ -36,24 +36,3 @@ def make_repeatable(graph: TypedGraph, frozen: FrozenSet[str], scaled: bool) -> 
         else:
             out.numbers.append(out.copy(node, inputs)[0])
     return graph.written(out)
-
-
-def has_unrepeatable(graph: dict, device_type: str = "cpu") -> bool:
-    """Return whether a second backward pass of a graph would have other gradients."""
-    nodes = graph["nodes"]
-    masks = {node["inputs"][0][0] for node in nodes if node["op"] == "BlockGrad"}
-    dropped = (i for i, node in enumerate(nodes) if node["op"] == OP)
-    bodies = (body for node in nodes for body in node.get("subgraphs", ()))
-    return (
-        not masks.issuperset(dropped)
-        or overwrites_reserve(graph, device_type)
-        or any(has_unrepeatable(body, device_type) for body in bodies)
-    )
-
-
-def overwrites_reserve(graph: dict, device_type: str) -> bool:
-    """Return whether a backward pass overwrites what it reads: cuDNN's reserve space of an RNN.
-
-    torch copies it where a graph is kept (pytorch issue 703).
-    """
-    return device_type == "gpu" and any(node["op"] == "RNN" for node in graph["nodes"])

@@ -16,7 +16,7 @@ from typing import List, Tuple
 
 import numpy as np
 
-from gluon_amp.graph import tuple_of
+from gluon_amp.graph import flag, tuple_of
 
 import mxnet as mx
 
@@ -53,7 +53,7 @@ def node(op: str, attrs: dict) -> dict:
 class _View:
     def __init__(self, attrs: dict, shapes: List[tuple]) -> None:
         self.data, self.weight, self.out = shapes
-        self.flips = [attrs.get(f"transpose_{which}") in ("True", "1") for which in "ab"]
+        self.flips = [flag(attrs, f"transpose_{which}") for which in "ab"]
 
     def output(self, result):
         return result.reshape(self.out)
@@ -229,7 +229,7 @@ class _Float16SumsProp(mx.operator.CustomOpProp):
         self.attrs = {k: v for k, v in attrs.items() if not k.startswith("__")}
         binary = of in ("dot", "batch_dot")
         self.names = ["lhs", "rhs"] if binary else ["data", "weight", "bias"]
-        if attrs.get("no_bias") in ("True", "1"):
+        if flag(attrs, "no_bias"):
             self.names = self.names[:2]
 
     def list_arguments(self):

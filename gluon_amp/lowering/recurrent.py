@@ -11,10 +11,10 @@ from typing import List, Tuple
 
 from gluon_amp.base import bfloat16, hardware
 from gluon_amp.base.registry import canonical
-from gluon_amp.graph import CASTS, FUSED_ATTR, Writer
+from gluon_amp.graph import CASTS, FUSED_ATTR, Writer, flag
 from gluon_amp.lowering import blocked
 from gluon_amp.lowering.typed_graph import Edge, TypedGraph
-from gluon_amp.policy.bfloat16_kernels import TRUE, has_kernel
+from gluon_amp.policy.bfloat16_kernels import has_kernel
 from gluon_amp.policy.cast_pass import LOW_PRECISION
 
 LAYER, CONCAT = "RNN", "_rnn_param_concat"
@@ -93,7 +93,7 @@ def _own(
 def _masks(out: Writer, node: dict, data: list, rate: str) -> list:
     """Return what the results of all layers but the last are multiplied by: Dropout of ones."""
     attrs, name = node["attrs"], node["name"]
-    width = int(attrs["state_size"]) * (2 if attrs.get("bidirectional") in TRUE else 1)
+    width = int(attrs["state_size"]) * (2 if flag(attrs, "bidirectional") else 1)
     wide = out.emit("amp_cast", f"{name}_wide", data, dtype="float32")
     one = out.emit("slice_axis", f"{name}_one", wide, axis="2", begin="0", end="1")
     ones = out.emit("ones_like", f"{name}_ones", one)

@@ -12,7 +12,7 @@ the scores of an attention.
 from typing import Dict, List, Optional
 
 from gluon_amp.base.registry import canonical
-from gluon_amp.graph import CASTS, Writer, readers_of
+from gluon_amp.graph import CASTS, Writer, flag, readers_of
 from gluon_amp.lowering import blocked
 from gluon_amp.lowering.typed_graph import TypedGraph
 
@@ -25,7 +25,6 @@ READ_BFLOAT16 = (LAYER_NORM, GELU)
 
 Attributes = Dict[str, str]
 
-FALSE = ("False", "false", "0")
 LEAST = 1e-30  # of a softmax's scale; float32 has it and its inverse
 
 
@@ -116,7 +115,7 @@ def _gelu(attrs: Attributes) -> Optional[Attributes]:
 
 
 def _layer_norm(attrs: Attributes) -> Optional[Attributes]:
-    if attrs.get("axis", "-1") != "-1" or attrs.get("output_mean_var", "False") not in FALSE:
+    if attrs.get("axis", "-1") != "-1" or flag(attrs, "output_mean_var"):
         return None
     return {"eps": attrs.get("eps", "1e-05")}
 
@@ -127,7 +126,7 @@ def _inverse(x: float) -> float:
 
 
 def _softmax(attrs: Attributes) -> Optional[Attributes]:
-    plain = attrs.get("axis", "-1") == "-1" and attrs.get("use_length", "False") in FALSE
+    plain = attrs.get("axis", "-1") == "-1" and not flag(attrs, "use_length")
     temperature = attrs.get("temperature", "None")
     scale = 1.0 if temperature == "None" else _inverse(float(temperature))
     plain = plain and scale and attrs.get("dtype", "None") in ("None", "float32")
@@ -135,7 +134,7 @@ def _softmax(attrs: Attributes) -> Optional[Attributes]:
 
 
 def _split(attrs: Attributes, count: str = "num_outputs") -> Optional[Attributes]:
-    if attrs.get("squeeze_axis", "False") not in FALSE or int(attrs.get(count, "0")) < 1:
+    if flag(attrs, "squeeze_axis") or int(attrs.get(count, "0")) < 1:
         return None
     return {"axis": attrs.get("axis", "1"), "num_outputs": attrs[count]}
 

@@ -23,7 +23,9 @@ class SGD(MasterOptimizer):
         m = momentum * m - lr * g
         w = w + m                              (nesterov: w + momentum * m - lr * g)
 
-    Signature, defaults and order of operations are those of `mxnet.optimizer.SGD`.
+    Signature, defaults and order of operations are those of `mxnet.optimizer.SGD`, with one
+    exception: without momentum, a CPU subtracts a weight decay in the order of `sgd_update`, and
+    MXNet in that of `multi_sgd_update`. They differ in the last bit.
 
     Parameters
     ----------
@@ -161,6 +163,9 @@ class NAG(SGD):
         g = clip(rescale_grad * grad) + wd * w
         m = momentum * m - lr * g
         w = w + momentum * m - lr * g
+
+    `mxnet.optimizer.NAG` computes the weight decay of its momentum from the weight that it has just
+    written, so that with a decay its weights differ.
 
     Parameters
     ----------

@@ -9,14 +9,12 @@ the result is read), a wrong one (`transpose` writes past the end of its output)
 needs 2 ns and the two casts 1.3 ns. On a GPU, no operator has a bfloat16 kernel.
 """
 
-import re
 from typing import Mapping, Optional, Tuple
 
 from gluon_amp.base import registry
+from gluon_amp.graph import flag, tuple_of
 
 MOST_DIMENSIONS = 6  # the limit of oneDNN's casts between bfloat16 and float32
-
-TRUE = ("True", "true", "1")
 
 
 def has_kernel(op: str, attrs: Optional[Mapping[str, str]] = None) -> bool:
@@ -52,7 +50,7 @@ def _pooling(attrs: Mapping[str, str]) -> bool:
         return False
     if attrs.get("layout", "None") not in ("None", "NCW", "NCHW", "NCDHW"):
         return False
-    if attrs.get("pooling_convention") != "full" or attrs.get("global_pool") in TRUE:
+    if attrs.get("pooling_convention") != "full" or flag(attrs, "global_pool"):
         return True
     # Otherwise the last window may contain only padding, and its average is 0/0.
     stride = _integers(attrs, "stride") or (1,) * len(kernel)
@@ -65,7 +63,7 @@ def _recurrent(attrs: Mapping[str, str]) -> bool:
     options = ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max")
     if any(attrs.get(name, "None") != "None" for name in options):
         return False
-    return attrs.get("use_sequence_length") not in TRUE
+    return not flag(attrs, "use_sequence_length")
 
 
 def _reshape(attrs: Mapping[str, str]) -> bool:
@@ -75,7 +73,7 @@ def _reshape(attrs: Mapping[str, str]) -> bool:
 
 
 def _integers(attrs: Mapping[str, str], name: str) -> Tuple[int, ...]:
-    return tuple(map(int, re.findall(r"-?\d+", attrs.get(name, ""))))
+    return tuple_of(attrs.get(name, ""))
 
 
 # Operator: function of its attributes that returns whether there is a kernel

@@ -52,6 +52,10 @@ class OpRule(NamedTuple):
 #           exact.
 # integers  return integers or booleans, whatever they read
 # scalar    have a constant beside their tensor
+# once      have other gradients in a second backward pass on a kept graph, as `make operators`
+#           measures
+# code      run code or a graph of which nothing is known
+# random    draw random numbers; so do some LeakyReLU (rrelu) and RNN (with dropout, on a GPU)
 _TABLE = """
 # convolutions, matrix products
 compute: Tensor Cores multiply float16 and accumulate in float32
@@ -76,10 +80,11 @@ float32: a legacy operator that was not written for float16
 float32: has no float16 kernel
     _linalg_gelqf _linalg_gemm _linalg_gemm2 _linalg_inverse _linalg_makediag _linalg_maketrian
     _linalg_extractdiag _linalg_extracttrian _linalg_potrf _linalg_potri _linalg_syevd
-    _linalg_syrk _linalg_trmm _linalg_trsm _linalg_det _linalg_slogdet _linalg_sumlogdiag
+    _linalg_syrk _linalg_trmm _linalg_trsm _linalg_sumlogdiag
     _npi_cholesky _npi_eig _npi_eigh _npi_eigvals _npi_eigvalsh _npi_pinv
     _npi_pinv_scalar_rcond _npi_solve _npi_svd _npi_tensorinv _npi_tensorsolve khatri_rao
     _contrib_fft _contrib_ifft _contrib_count_sketch _npi_around
+    once: _linalg_det _linalg_slogdet
 # normalization
 norm: sums its statistics in float32; a normalized value fits float16
     BatchNorm BatchNorm_v1 _contrib_BatchNormWithReLU _contrib_SyncBatchNorm LayerNorm GroupNorm
@@ -144,7 +149,7 @@ follow: one tensor and a constant, which is rounded to the tensor's dtype
     _equal_scalar _not_equal_scalar _greater_scalar _greater_equal_scalar _lesser_scalar
     _lesser_equal_scalar _logical_and_scalar _logical_or_scalar _logical_xor_scalar
 follow: drops values and scales the others by a small constant
-    Dropout
+    once,random: Dropout
 # pooling, resizing
 # see also `BY_ATTRIBUTE`
 follow: its kernel pools or resizes in float32; an average is no larger than its values
@@ -152,7 +157,8 @@ follow: its kernel pools or resizes in float32; an average is no larger than its
 # moving values
 follow: moves values without arithmetic
     Pad _npi_pad SequenceMask _sparse_retain
-    exact: _identity_with_attr_like_rhs _shuffle cast_storage
+    exact,random: _shuffle
+    exact: _identity_with_attr_like_rhs cast_storage
     repeat tile broadcast_to broadcast_axis broadcast_like _npi_broadcast_to im2col
     moves:
     _copy _np_copy _copyto _CrossDeviceCopy BlockGrad
@@ -166,9 +172,10 @@ follow: picks values by index or condition
     exact: take batch_take pick gather_nd scatter_nd _contrib_boolean_mask _npi_delete
 follow: creates values in the dtype of its input
     _npi_full_like
+    exact: zeros_like ones_like
+    random:
     _random_exponential_like _random_gamma_like _random_generalized_negative_binomial_like
     _random_negative_binomial_like _random_normal_like _random_poisson_like _random_uniform_like
-    exact: zeros_like ones_like
 # several inputs
 widest: arithmetic on several tensors
     elemwise_add elemwise_sub elemwise_mul elemwise_div add_n _mod
@@ -205,29 +212,32 @@ float32: reads coordinates: float16 has no half pixels past 1024, no odd pixels 
     _contrib_MultiBoxPrior _contrib_MultiBoxTarget _contrib_MultiBoxDetection
     _contrib_box_iou _contrib_box_nms _contrib_box_encode _contrib_box_decode
     _contrib_bipartite_matching _contrib_mrcnn_mask_target
-    GridGenerator BilinearSampler SpatialTransformer
+    GridGenerator BilinearSampler
+    once: SpatialTransformer
 # user code and subgraphs
 float32: runs user code, which may expect float32
-    Custom _CustomFunction _NDArray _Native
+    code: Custom _CustomFunction _NDArray _Native
 float32: runs a subgraph, which may expect float32
-    _foreach _while_loop _cond _CachedOp _CachedOpThreadSafe
+    code: _foreach _while_loop _cond _CachedOp _CachedOpThreadSafe
 float32: created by a later pass for one device, from operators that are already cast
-    _sg_mkldnn_conv _sg_mkldnn_fully_connected _sg_mkldnn_selfatt_qk _sg_mkldnn_selfatt_valatt
+    code: _sg_mkldnn_conv _sg_mkldnn_fully_connected _sg_mkldnn_selfatt_qk _sg_mkldnn_selfatt_valatt
     _TensorRT _FusedOp _FusedOpHelper _FusedOpOutHelper
 # random numbers
 float32: reads the parameters of a distribution
+    random:
     _sample_exponential _sample_gamma _sample_generalized_negative_binomial _sample_multinomial
     _sample_negative_binomial _sample_normal _sample_poisson _sample_uniform
     _npi_bernoulli _npi_choice _npi_exponential _npi_gamma _npi_gumbel _npi_logistic
     _npi_multinomial _npi_normal _npi_normal_n _npi_pareto _npi_powerd _npi_rayleigh
     _npi_uniform _npi_uniform_n _npi_weibull
 uncast: has no inputs
-    _random_exponential _random_gamma _random_generalized_negative_binomial
-    _random_negative_binomial _random_normal _random_poisson _random_randint _random_uniform
-    _sample_unique_zipfian
     _zeros _zeros_without_dtype _ones _full _eye _arange _linspace
     _npi_zeros _npi_ones _npi_eye _npi_identity _npi_indices _npi_arange _npi_logspace
     _npi_blackman _npi_hamming _npi_hanning
+    random:
+    _random_exponential _random_gamma _random_generalized_negative_binomial
+    _random_negative_binomial _random_normal _random_poisson _random_randint _random_uniform
+    _sample_unique_zipfian
 # integers, booleans, shapes
 uncast: a cast itself
     Cast amp_cast amp_multicast
@@ -244,9 +254,10 @@ uncast: returns a count, an index or a boolean, whatever the dtype of its input
     _npi_equal_scalar _npi_not_equal_scalar _npi_greater_scalar _npi_greater_equal_scalar
     _npi_less_scalar _npi_less_equal_scalar
 uncast: reads a graph with int64 edges
-    _contrib_dgl_adjacency _contrib_dgl_csr_neighbor_non_uniform_sample
-    _contrib_dgl_csr_neighbor_uniform_sample _contrib_dgl_graph_compact _contrib_dgl_subgraph
+    _contrib_dgl_adjacency _contrib_dgl_graph_compact _contrib_dgl_subgraph
     _contrib_edge_id _contrib_getnnz
+    random:
+    _contrib_dgl_csr_neighbor_non_uniform_sample _contrib_dgl_csr_neighbor_uniform_sample
 uncast: computes in int8, with ranges in float32
     _contrib_dequantize _contrib_requantize
     _contrib_quantized_act _contrib_quantized_batch_norm _contrib_quantized_concat
@@ -258,9 +269,11 @@ float32: reads only float32 or int8
 uncast: prepares an image for a network
     _cvcopyMakeBorder _cvimdecode _cvimread _cvimresize _imdecode
     _image_adjust_lighting _image_crop _image_flip_left_right _image_flip_top_bottom
-    _image_normalize _image_random_brightness _image_random_color_jitter _image_random_contrast
+    _image_normalize _image_resize _image_to_tensor
+    random:
+    _image_random_brightness _image_random_color_jitter _image_random_contrast
     _image_random_flip_left_right _image_random_flip_top_bottom _image_random_hue
-    _image_random_lighting _image_random_saturation _image_resize _image_to_tensor
+    _image_random_lighting _image_random_saturation
 # not in a network's graph
 uncast: updates its inputs in place, so after a cast it would update a copy
     _adamw_update _mp_adamw_update _multi_adamw_update _multi_mp_adamw_update
@@ -342,7 +355,10 @@ BY_ATTRIBUTE = {
 MOVES = frozenset(_MARKED["moves"])
 EXACT = MOVES | _MARKED["exact"]
 RETURNS_INTEGERS = frozenset(_MARKED["integers"])
+RUNS_CODE = frozenset(_MARKED["code"])
+RUNS_ONCE = RUNS_CODE | _MARKED["once"]
 WITH_SCALAR = " ".join(sorted(_MARKED["scalar"]))
+RANDOM = frozenset(_MARKED["random"])
 
 
 def rule(op: str, attrs: Optional[Mapping[str, str]] = None) -> OpRule:

@@ -195,7 +195,12 @@ class BucketingModule(mx.mod.BucketingModule):
 
         Bucket keys have to be integers.
         """
-        super().save_checkpoint(prefix, epoch, remove_amp_cast)
+        generate = self._sym_gen
+        self._sym_gen = lambda key: (self._buckets[key].symbol, (), ())  # in float32
+        try:
+            super().save_checkpoint(prefix, epoch, remove_amp_cast)
+        finally:
+            self._sym_gen = generate
         if save_optimizer_states:
             self.save_optimizer_states(f"{prefix}-{epoch:04d}.states")
 

@@ -95,7 +95,7 @@ def _scaled_inputs(old: dict, input_names: Set[str]) -> Dict[int, List[int]]:
 
 def _is_head(node: dict) -> bool:
     # With out_grad=True SoftmaxOutput multiplies its head gradient, as other operators do.
-    uses_head_gradient = node.get("attrs", {}).get("out_grad", "False") in ("True", "1")
+    uses_head_gradient = graph.flag(node["attrs"], "out_grad")
     return node["op"] in LOSS_HEADS and not uses_head_gradient
 
 

@@ -12,14 +12,14 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
+from gluon_amp import graph
 from gluon_amp.base.messages import did_you_mean
 from gluon_amp.base.mxnet_internals import create_kvstore
 from gluon_amp.casting import statistics
-from gluon_amp.graph import to_json
 from gluon_amp.lowering import check_device, delayed_scaling
-from gluon_amp.lowering.dropout import has_unrepeatable
 from gluon_amp.optimizer import create, masters
 from gluon_amp.policy import Policy
+from gluon_amp.policy.runs_once import find_runs_once
 from gluon_amp.symbolic.graphs import Graphs, Shapes
 from gluon_amp.symbolic.loss_head import SCALE
 from gluon_amp.symbolic.parameters import ExecutorParameter, Params, checked_values, in_float32
@@ -40,8 +40,9 @@ class Module(mx.mod.Module):
         module = amp.symbolic.Module(symbol, context=mx.gpu(), policy='float16')
         module.fit(train_iter, optimizer='sgd', optimizer_params={'learning_rate': .1}, num_epoch=9)
 
-    `get_params`, `save_checkpoint` and callbacks see the original symbol and float32 parameters
-    (the masters), so stock MXNet loads the files. On a CPU float16 is emulated.
+    `get_params`, `save_checkpoint` and callbacks see float32 parameters (the masters) and the
+    symbol in float32: without the casts of a policy, and with its own casts to float16 as casts to
+    float32. So stock MXNet runs the files. On a CPU float16 is emulated.
 
     With a loss scale each `update` checks the gradients first. If one is not finite, the step is
     skipped: BatchNorm's running statistics and the optimizer's counters are restored, and all
@@ -110,7 +111,9 @@ class Module(mx.mod.Module):
         _check_devices(context, policy)
         other_names = [*(label_names or ()), *(options.get("state_names") or ())]
         self._graphs = Graphs(symbol, policy, data_names or (), other_names, self._scaling)
-        super().__init__(symbol, data_names, label_names, logger, context, **options)
+        super().__init__(
+            graph.in_float32(symbol), data_names, label_names, logger, context, **options
+        )
         self._trainer: Optional[Trainer] = None
         self._has_new_gradients = False
         # Outputs of the pending forward pass, by device, if its backward pass may be repeated
@@ -444,7 +447,7 @@ class Module(mx.mod.Module):
             training
             and self._trainer is not None
             and self._loss_scale.searching
-            and not has_unrepeatable(to_json(group.symbol), device_type)
+            and not find_runs_once(graph.to_json(group.symbol), device_type)
         ):
             super().forward(data_batch, is_train=False)  # loads the data
             try:

@@ -26,9 +26,9 @@ from gluon_amp.trainer.scaled_steps import ScaledSteps, check_scaled
 from mxnet import autograd, gluon, nd
 
 # The attributes of a parameter that `EMA.applied` replaces. Without a trainer and gradients nothing
-# trains, and nothing finds the masters in an optimizer's states. Casts and `reset_ctx` write the
-# others.
-_REPLACED = ("_data", "_grad", "_trainer", "_dtype", "_ctx_list", "_ctx_map")
+# trains, and nothing finds the masters in an optimizer's states. Casts, `reset_ctx` and the user
+# write the others.
+_REPLACED = ("_data", "_grad", "_grad_req", "_trainer", "_dtype", "_ctx_list", "_ctx_map")
 
 
 class EMA:

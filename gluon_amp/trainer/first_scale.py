@@ -8,14 +8,14 @@ replay with head gradients of zero finds a loss that ignores them.
 """
 
 import functools
-import gc
 import math
 from contextlib import contextmanager
-from typing import Callable, Dict, Iterable, Iterator, List, Optional
+from typing import Callable, Iterable, Iterator, List, Optional, Tuple
 
 from gluon_amp.base.array_kinds import set_to_zero
+from gluon_amp.base.tape import Tape, memory_of
 from gluon_amp.optimizer.arrays import all_finite, all_zero, head_gradients, restored
-from gluon_amp.trainer import repeatable
+from gluon_amp.policy.runs_once import find_runs_once, is_measured
 from gluon_amp.trainer.passes import clear_fresh, mark_fresh
 
 import mxnet as mx
@@ -24,9 +24,6 @@ from mxnet.ndarray import NDArray
 
 # Returns whether the gradients of a pass at this scale are finite.
 Fits = Callable[[float], bool]
-
-VARIABLE = "var"  # MXNet names an array with a gradient so, with a number, and others null1
-ARRAY_CLASSES = (NDArray, mx.np.ndarray)
 
 IGNORED_HEADS = (
     "The loss ignores its head gradient, as SoftmaxOutput does, so that no loss scale reaches the "
@@ -70,25 +67,28 @@ class KeptPass:
     `run` runs it at a scale, into the present gradient buffers. `autograd.grad` would compute in
     arrays of its own, and there oneDNN's gradient of a deconvolution crashes
     (`lowering/deconvolution`). On a CPU a replay writes running statistics.
+
+    `why_not` says why the pass cannot be repeated. It is empty if a second run has the same
+    gradients: those of dropout have the same masks. A pass can be replayed, only to see where it
+    fits, if it runs no code that is unknown.
     """
 
     def __init__(
         self,
-        losses: List[NDArray],
+        tape: Optional[Tape],
         weights: List[NDArray],
         run: Callable[[float], None],
         may_repeat: bool,
     ):
-        self._losses, self._weights, self._run = losses, weights, run
-        # All gradients that the pass writes, as far as they can be found
-        self.written: List[NDArray] = []
-        self._error: Optional[MXNetError] = None
-        try:
-            self.written = [one.grad for one in variables_of(losses, weights)]
-        except MXNetError as error:
-            self._error = error
+        self._weights, self._run = weights, run
+        own = {memory_of(weight.grad): weight.grad for weight in weights}
+        # All gradients that the pass writes, whoever owns them
+        gradients = tape.gradients if tape else own.values()
+        self.written = [own.get(memory_of(one), one) for one in gradients]
+        self.why_not, self._replays = _judge(tape, weights)
         # What the pass may add to; MXNet does not show which gradients are added
-        self._before = [one.copy() for one in self.written] if may_repeat else []
+        repeats = may_repeat and not self.why_not
+        self._before = [one.copy() for one in self.written] if repeats else []
 
     def reached(self) -> List[NDArray]:
         """Return the trainer's gradients that the pass has written."""
@@ -100,9 +100,10 @@ class KeptPass:
         """Return whether a condition holds for gradients of the pass at a scale.
 
         All buffers are restored, as other trainers and users may need what the pass wrote there.
+        Raise `MXNetError` for a pass that cannot be replayed.
         """
-        if self._error is not None:
-            raise self._error
+        if not self._replays:
+            raise MXNetError(self.why_not)
         if not gradients:
             return True
         with restored(self.written):
@@ -114,9 +115,8 @@ class KeptPass:
         """Return the largest scale from `low` to `high` at which the pass fits; 0 if none does.
 
         Most passes after the first one of a step fit at `high`, so it is tried first. Gradients
-        that the trainer does not own count too, unless they fit nowhere. Return None if the pass
-        cannot be replayed: MXNet runs the backward pass of foreach, while_loop and cond only once,
-        or see `variables_of`.
+        that the trainer does not own count too, unless they fit nowhere. Return None if that is not
+        known, as the pass cannot be replayed, or replays of it have other gradients.
         """
         if not high:
             return 0.0  # an earlier pass of the step fits nowhere
@@ -125,15 +125,11 @@ class KeptPass:
             fits = functools.partial(self.holds, condition=all_finite, gradients=gradients)
             try:
                 found = high if fits(high) else largest_power(low, high / 2, fits)
-            except MXNetError:
+            except MXNetError:  # that of a loop, too, which MXNet runs backward only once
                 return None
             if found:
                 return found
-        return 0.0
-
-    def can_repeat(self) -> bool:
-        """Return whether a second run of the pass has the same dropout masks and states."""
-        return repeatable.can_repeat(self._losses)
+        return None if self.why_not else 0.0
 
     def repeat(self, scale: float, factor: float) -> None:
         """Run the pass again, and leave its gradients where the first one wrote them.
@@ -146,9 +142,24 @@ class KeptPass:
         self._run(scale)
 
 
+def _judge(tape: Optional[Tape], weights: List[NDArray]) -> Tuple[str, bool]:
+    """Return why a pass cannot be repeated, if so, and whether it can be replayed at all."""
+    graphs = tape and tape.graphs()
+    if not graphs:
+        return "MXNet does not show the operators of the pass", False
+    device = weights[0].context.device_type if weights else "cpu"
+    once = next(filter(None, (find_runs_once(one, device) for one in graphs)), None)
+    if once is None:
+        return "", True
+    known = is_measured(once)
+    reason = "has other gradients in a second backward pass" if known else "runs code of its own"
+    return f"the operator {once} {reason}", known
+
+
 @contextmanager
 def replays(
     losses: Iterable[NDArray],
+    tape: Optional[Tape],
     weights: Iterable[NDArray],
     run: Callable[[float], None],
     retain_graph: bool,
@@ -160,34 +171,11 @@ def replays(
     weights = [weight for weight in weights if weight.context in contexts]
     marked = clear_fresh(weights)
     try:
-        yield KeptPass(losses, weights, run, may_repeat)
+        yield KeptPass(tape, weights, run, may_repeat)
     finally:
         mark_fresh(marked)
     if not retain_graph:
         free_graph(losses)
-
-
-def variables_of(losses: List[NDArray], likely: Iterable[NDArray]) -> List[NDArray]:
-    """Return the arrays with gradients that a backward pass of losses writes.
-
-    Those that are not among the likely ones are found among all of Python's arrays: inputs of the
-    net, or the weights of another trainer. Raise `MXNetError` if one is not found, as it was
-    deleted or has another gradient by now.
-    """
-    names = {name for loss in losses for name in autograd.get_symbol(loss).list_arguments()}
-    names = {name for name in names if name.startswith(VARIABLE)}
-    found: Dict[str, NDArray] = {}
-    for arrays in (lambda: likely, _all_arrays):
-        if names.difference(found):
-            marked = (one for one in arrays() if one.grad is not None)
-            found.update((autograd.get_symbol(one).name, one) for one in marked)
-    if names.difference(found):
-        raise MXNetError("The pass writes gradients that are out of reach, so it is not replayed.")
-    return [found[name] for name in names]
-
-
-def _all_arrays() -> List[NDArray]:
-    return [one for one in gc.get_objects() if type(one) in ARRAY_CLASSES]
 
 
 def free_graph(losses: List[NDArray]) -> None:

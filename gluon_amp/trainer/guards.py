@@ -3,9 +3,10 @@
 import math
 import weakref
 from numbers import Real
-from typing import Iterable, List, Optional, Union
+from textwrap import shorten
+from typing import Any, Iterable, List, Optional, Union
 
-import numpy as np
+from gluon_amp.base.dtypes import dtype_name
 
 import mxnet as mx
 from mxnet import gluon
@@ -71,8 +72,8 @@ def check_own_weights(parameters: Iterable[gluon.Parameter]) -> None:
     if AVERAGED and any(param in AVERAGED for param in parameters):
         raise RuntimeError(
             "The net has its averaged weights inside `with ema.applied():`, which can be evaluated "
-            "and saved by the net, but not trained, saved by a trainer, or averaged again: do that "
-            "after the with block."
+            "and saved by the net, but not trained, diagnosed, saved by a trainer, or averaged "
+            "again: do that after the with block."
         )
 
 
@@ -125,11 +126,19 @@ def batch_size(number: Union[float, NDArray], rescale: float) -> float:
     return size
 
 
-def check_losses(losses: List[NDArray]) -> None:
-    """Raise `TypeError` if a loss is neither float32 nor float64."""
-    for loss in losses:
-        if np.dtype(loss.dtype) not in (np.float32, np.float64):
+def check_losses(losses: List[Any], scaled: bool = True) -> None:
+    """Raise `TypeError` unless there are losses, all of which are arrays.
+
+    If they are `scaled`, they have to be float32 or float64.
+    """
+    for loss in losses or [[]]:
+        if not isinstance(loss, NDArray):
             raise TypeError(
-                f"The loss is {np.dtype(loss.dtype).name}, in which its sum and the scale "
-                "overflow: cast the network's output to float32 before the loss."
+                f"The loss is {shorten(repr(loss), 60)}, expected an NDArray or a list of them: "
+                "return what MXNet's operators compute, without asscalar() or asnumpy()."
+            )
+        if scaled and dtype_name(loss.dtype) not in ("float32", "float64"):
+            raise TypeError(
+                f"The loss is {dtype_name(loss.dtype)}, in which its sum and the scale overflow: "
+                "cast the network's output to float32 before the loss."
             )

@@ -35,6 +35,8 @@ class Pass:
     # What these passes wrote to running statistics; a skip undoes it.
     written: Tuple[snapshots.Snapshots, ...] = ()
     losses: Tuple[NDArray, ...] = ()  # of the last pass
+    # Why an overflowed pass was not repeated, while the loss scale is searching
+    not_repeated: str = ""
     # The largest scale at which each pass fits, found by replays while the loss scale is
     # searching; 0 if there is none, and None if no pass was replayed or finite.
     fitting: Optional[float] = None
@@ -54,11 +56,17 @@ class Pass:
         losses: Iterable[NDArray],
         fitting: Optional[float],
         retried_at: Optional[float] = None,
+        not_repeated: str = "",
     ) -> "Pass":
         """Return it with one more backward pass, where that fits, and where it was repeated."""
         known = [one for one in (self.fitting, fitting) if one is not None]
         losses = tuple(one.detach() for one in losses)
-        passed = replace(self, losses=losses, fitting=min(known, default=None))
+        passed = replace(
+            self,
+            losses=losses,
+            fitting=min(known, default=None),
+            not_repeated=self.not_repeated or not_repeated,
+        )
         return passed if retried_at is None else replace(passed, scale=retried_at, retried=True)
 
 
@@ -96,11 +104,12 @@ class Passes:
         fitting: Optional[float] = None,
         ended: bool = True,
         retried_at: Optional[float] = None,
+        not_repeated: str = "",
     ) -> None:
         """Add a backward pass that has ended, or whose end will not be known."""
         with _LOCK:  # so that they are added in the order in which they ended
             written = snapshots.ended(written) if ended else written
-            passed = self._own.with_backward(losses, fitting, retried_at)
+            passed = self._own.with_backward(losses, fitting, retried_at, not_repeated)
             self._own = self._scale.last_pass = passed.with_written(written)
 
     def current(self) -> Optional[Pass]:

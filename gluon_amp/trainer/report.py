@@ -25,6 +25,9 @@ class StepReport:
     retried : bool
         True when a backward pass of the step overflowed and was repeated at a lower scale, which
         happens before the first finite step.
+    not_repeated : str
+        Why an overflowed pass before the first finite step was not repeated, so that the step was
+        skipped; empty otherwise.
     passes, dropped : int
         How many passes of `backward(accumulate=True)` the update is made of, and how many were left
         out; 1 and 0 without it.
@@ -46,6 +49,7 @@ class StepReport:
     overflow: Tuple[str, ...] = ()
     skipped_total: int = 0
     retried: bool = False
+    not_repeated: str = ""
     passes: int = 1
     dropped: int = 0
     loss: Optional[float] = None
@@ -63,6 +67,8 @@ class StepReport:
             count, more = len(self.overflow), ", …" if len(self.overflow) > 1 else ""
             of = f"{count} parameter{'s' if count > 1 else ''}"
             parts.append(f"overflow in {of}: {self.overflow[0]}{more}")
+        if self.not_repeated:
+            parts.append(f"not repeated: {self.not_repeated}")
         return f"StepReport({', '.join(parts)})"
 
 

@@ -17,6 +17,7 @@ from typing import (
     Union,
 )
 
+from gluon_amp.base import tape
 from gluon_amp.base.array_kinds import set_to_zero, zeros_like
 from gluon_amp.casting import snapshots, statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
@@ -54,6 +55,10 @@ class _ByDtype:
 
 
 BY_DTYPE = _ByDtype()
+
+# Why a pass was not repeated: see `StepReport.not_repeated`
+NOT_KEPT = "its graph was not kept, as in amp.scale_loss or in a pass for each device"
+BESIDE_OTHERS = "another trainer's gradients with the same loss scale waited for their step"
 
 # What `Trainer` accepts: see there.
 LossScaleOption = Union[float, str, LossScale, _ByDtype, None]
@@ -95,7 +100,6 @@ class ScaledGradients:
         self.skips = Skips()
         self.step_listeners = []
         self.report_listeners = []
-        self._statistics = [p for p in self.parameters if statistics.is_statistic(p)]
         statistics.watch(self.parameters)
         if self.scaling:
             statistics.start_keeping()
@@ -150,7 +154,7 @@ class ScaledGradients:
     @property
     def statistics(self) -> List[gluon.Parameter]:
         """The running statistics among the parameters, which operators write."""
-        return self._statistics
+        return [p for p in self.parameters if statistics.is_statistic(p)]
 
     @property
     def contexts(self) -> List[mx.Context]:
@@ -216,8 +220,7 @@ class ScaledGradients:
         losses = list(flatten(loss))
         if not losses:
             raise ValueError("backward() got no loss: pass an NDArray or a list of NDArrays.")
-        if self.scaling:
-            guards.check_losses(losses)
+        guards.check_losses(losses, self.scaling)
         self._begin_kind(accumulate)
         weights = self._weights_on({one.context for one in losses}) if accumulate else ()
         earlier = clear_fresh(weights)
@@ -281,9 +284,9 @@ class ScaledGradients:
     ) -> Iterator[float]:
         """Yield the scale for a backward pass, and record what the pass writes."""
         made = self._passes.begin(afresh=bool(summed))
-        written = statistics.begin_backward(self.statistics)
+        written = statistics.begin_backward(tape.read(losses), self.statistics)
         yield made.scale
-        self._end_pass(written, losses, summed, made.scale)
+        self._end_pass(written, losses, summed, made.scale, not_repeated=NOT_KEPT)
 
     @contextlib.contextmanager
     def kept_pass(
@@ -299,11 +302,12 @@ class ScaledGradients:
         `run` keeps the graph of the pass, which is freed here.
         """
         made = self._passes.begin(afresh=bool(summed))
-        written = statistics.begin_backward(self.statistics)
+        recorded = tape.read(losses)
+        written = statistics.begin_backward(recorded, self.statistics)
         fitting = retried_at = None
         weights = [array for _, array in self._weights()]
         options = retain_graph, made.searching
-        with first_scale.replays(losses, weights, run, *options) as kept:
+        with first_scale.replays(losses, recorded, weights, run, *options) as kept:
             yield made.scale
             # Wait for the pass first: on a CPU it writes statistics without MXNet's engine knowing.
             fits = all_finite([*self.gradients(), *kept.written])
@@ -317,18 +321,24 @@ class ScaledGradients:
                     high = min(one for one in (made.scale, made.fitting) if one is not None)
                     low = self._loss_scale.min_scale
                     fitting = made.scale if fits else kept.search(low, high)
-                if fitting and not fits and not made.beside_others:
+                why_not = kept.why_not or (BESIDE_OTHERS if made.beside_others else "")
+                if fitting and not fits and not why_not:
                     retried_at = self._repeat(kept, made, fitting)
         scale = made.scale if retried_at is None else retried_at
-        self._end_pass(written, losses, summed, scale, fitting, retried_at)
+        why_not = "" if fits else why_not
+        self._end_pass(written, losses, summed, scale, fitting, retried_at, why_not)
 
-    def _end_pass(self, written, losses, summed, scale, fitting=None, retried_at=None) -> None:
+    def _end_pass(
+        self, written, losses, summed, scale, fitting=None, retried_at=None, not_repeated=""
+    ) -> None:
         """Record a pass; if it is to be summed, add its gradients with this scale, or undo it."""
         kept = not summed or self._add_to_sums(summed, scale)
         if not kept:
             snapshots.undo((snapshots.ended(written),))
             written = ()
-        self._passes.extend(written, losses, fitting, retried_at=retried_at)
+        self._passes.extend(
+            written, losses, fitting, retried_at=retried_at, not_repeated=not_repeated
+        )
         if not kept:
             self._passes.report(False, fitting)
 
@@ -356,8 +366,6 @@ class ScaledGradients:
         The gradients of earlier passes of the step are brought to the new scale. With the margin, a
         sum of finite gradients is finite.
         """
-        if not kept.can_repeat():
-            return None
         self._loss_scale.lower_to(fitting)
         lower = self._loss_scale.checked_scale()
         if lower >= made.scale:
@@ -380,8 +388,8 @@ class ScaledGradients:
         guards.check_own_weights(self.parameters)
         self._begin_kind(accumulate=False)
         made = self._passes.begin()
-        written = statistics.begin_backward(self.statistics)
-        self._passes.extend(written, losses, ended=False)
+        written = statistics.begin_backward(tape.read(losses), self.statistics)
+        self._passes.extend(written, losses, ended=False, not_repeated=NOT_KEPT)
         return made.scale
 
     def _end_passes(self) -> None:
@@ -391,7 +399,7 @@ class ScaledGradients:
         self._sums.end()
         self._accumulates: Optional[bool] = None  # in the passes of this step
         self._losses: List[nd.NDArray] = []
-        statistics.forget(undone=self.scaling)
+        statistics.forget()
 
     def current_pass(self) -> Pass:
         """Return the passes since the last step, of this trainer or one that shares its scale.

@@ -243,7 +243,8 @@ class ScaledSteps(ScaledGradients):
         fits_nowhere = stepped_on.searching and fitting is None
         in_vain = stepped_on.at_floor or fits_nowhere or not curable
         self.skips = self.skips.with_one_more(in_vain)
-        return replace(report, overflow=overflow), cause
+        why_not = stepped_on.not_repeated if stepped_on.searching else ""
+        return replace(report, overflow=overflow, not_repeated=why_not), cause
 
     def _end_step(self, report: StepReport) -> None:
         self._end_passes()
@@ -314,9 +315,10 @@ class ScaledSteps(ScaledGradients):
     def _report_skip(self, report: StepReport, limit: str, cause: str) -> None:
         """Log a skip, call `on_skip`, and raise after too many skips in a row."""
         names = first_few(report.overflow, limit=5)
+        why_not = f" (not repeated: {report.not_repeated})" if report.not_repeated else ""
         logger.info(
             "Step skipped: %s; next scale %g, %d skipped so far.",
-            f"gradients of {names} overflowed at loss scale {report.loss_scale:g}"
+            f"gradients of {names} overflowed at loss scale {report.loss_scale:g}{why_not}"
             if report.overflow
             else cause,
             report.next_loss_scale,

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.base import tape
 from gluon_amp.casting import snapshots, statistics
 from tests import kinds
+from tests.casting.nets import OwnNorm
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -114,64 +116,90 @@ def test_which_parameters_are_statistics():
     assert not statistics.is_statistic(net.gamma)
 
 
-# ------------------------------------------------------------------------------ announcements
+# ------------------------------------------------------------------------------ passes
 
 
-def announced(use):
-    """Return names of the statistics in the snapshots of a backward pass after `use`."""
-    net = gluon.nn.BatchNorm(in_channels=2, prefix="norm_")
-    net.initialize()
-    trainer = amp.Trainer({}, "sgd", loss_scale=8)  # of other parameters
-    statistics.watch(net.collect_params().values())
-    statistics.forget(undone=True)
-    use(net)
-    snapshots = statistics.begin_backward([])
-    assert trainer.loss_scale.scale == 8
-    names = {id(p.data()): name for name, p in net.collect_params().items()}
-    return [names[id(array)] for one in snapshots for array in one.arrays]
-
-
-def forward(net, hybridize=False, **mode):
-    if hybridize:
-        net.hybridize()
+def recorded(net, **mode):
     with autograd.record(**mode):
-        net(kinds.ones((3, 2)))
+        return net(kinds.ones((3, 2)))
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-def test_a_training_pass_announces_its_statistics(hybridize):
-    names = announced(lambda net: forward(net, hybridize))
-    assert sorted(names) == ["norm_running_mean", "norm_running_var"]
+@pytest.mark.parametrize("make", [lambda: OwnNorm(2), lambda: gluon.nn.BatchNorm(in_channels=2)])
+def test_a_pass_that_is_recorded_shows_what_it_writes(make, hybridize):
+    """Of a net that no trainer and no cast knows."""
+    net = make()
+    net.initialize()
+    if hybridize:
+        net.hybridize()
+    loss = recorded(net)
+    (copies,) = statistics.begin_backward(tape.read([loss]), [])
+    before = [array.asnumpy().tolist() for array in copies.arrays]
+    assert before == [[0, 0], [1, 1]]
+    loss.backward()
+    mean, var = (p for p in net.collect_params().values() if p.grad_req == "null")
+    np.testing.assert_allclose(values(mean)[0], 0.1, rtol=1e-6)
+    snapshots.undo([snapshots.ended([copies])])
+    assert (values(mean), values(var)) == ([[0, 0]], [[1, 1]])
 
 
-def test_an_inference_pass_announces_nothing():
-    assert announced(lambda net: net(kinds.ones((3, 2)))) == []
-    assert announced(lambda net: forward(net, train_mode=False)) == []
+def test_parameters_that_operators_write_are_found_in_the_first_pass():
+    net = OwnNorm(2)
+    net.initialize()
+    statistics.start_keeping()
+    statistics.watch(net.collect_params().values())
+    assert not any(map(statistics.is_statistic, net.collect_params().values()))
+    statistics.begin_backward(tape.read([recorded(net)]), [])
+    found = [name for name, p in net.collect_params().items() if statistics.is_statistic(p)]
+    assert [name.rsplit("_", 1)[1] for name in found] == ["mean", "var"]
 
 
-def test_the_end_of_a_step_forgets_the_pass():
-    def use(net):
-        forward(net)
-        statistics.forget(undone=False)  # another trainer's, without a loss scale
-        assert len(statistics.begin_backward([])) == 1
-        statistics.forget(undone=True)
+class Counter(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        aux[0][:] += 1
+        self.assign(out_data[0], req[0], in_data[0])
 
-    assert announced(use) == []
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        aux[0][:] += 10
+        self.assign(in_grad[0], req[0], out_grad[0])
 
 
-def test_a_device_that_writes_in_the_forward_pass_is_copied_there(monkeypatch):
-    """As with cuDNN; the test itself writes the statistics."""
-    monkeypatch.setattr(statistics, "writes_in_backward", lambda array: False)
-    parameter = statistic("p", [1.0])
-    trainer = amp.Trainer({}, "sgd", loss_scale=8)
-    statistics.watch([parameter])
-    for value in (1.0, 2.0):
-        write(parameter, value)
+@mx.operator.register("gluon_amp_test_counter")
+class CounterProp(mx.operator.CustomOpProp):
+    def list_auxiliary_states(self):
+        return ["count"]
+
+    def infer_shape(self, shapes):
+        return shapes, [shapes[0]], [[1]]
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return Counter()
+
+
+@pytest.mark.parametrize("hybridize", [False, True])
+def test_what_the_forward_pass_writes_is_copied_before_it(hybridize):
+    """As a GPU's BatchNorm, too; a weight without a gradient is copied only once."""
+
+    class Counting(gluon.HybridBlock):
+        def __init__(self):
+            super().__init__()
+            with self.name_scope():
+                self.weight = self.params.get("weight", shape=(2,), init="ones")
+                self.frozen = self.params.get("frozen", shape=(2,), init="ones", grad_req="null")
+                self.count = self.params.get("count", shape=(1,), init="zeros", grad_req="null")
+
+        def hybrid_forward(self, F, x, weight, frozen, count):
+            x = F.broadcast_mul(F.broadcast_mul(x, frozen), weight) * 2
+            return F.Custom(x, count, op_type="gluon_amp_test_counter")
+
+    net = Counting()
+    net.initialize()
+    if hybridize:
+        net.hybridize()
+    trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=8.0)
+    for bad, count in ((1.0, 11), (np.inf, 11), (1.0, 22)):
         with autograd.record():
-            parameter.data()
-            write(parameter, 5)
-            parameter.data()
-        copies = snapshots.ended(statistics.begin_backward([parameter]))
-        snapshots.undo([copies])
-        assert values(parameter) == [[value]]
-    assert trainer.loss_scale.scale == 8
+            loss = net(kinds.ones((3, 2)) * bad)
+        trainer.backward(loss)
+        trainer.step(3)
+        assert values(net.count) == [[count]]

@@ -427,3 +427,44 @@ def test_a_package_that_is_missing_or_too_new_is_named(name, tmp_path, monkeypat
     monkeypatch.setattr(sys, "meta_path", [TooNew(), *sys.meta_path])
     with pytest.raises(UsageError, match=rf"{name} cannot be imported \(module 'numpy'"):
         amp.export_onnx(small(), tmp_path / "net.onnx", images())
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        lambda F: F.np.random.gumbel(size=(1, 3)),
+        lambda F: F.npx.dropout(F.np.ones((1, 3)), mode="always"),
+    ],
+)
+def test_a_random_draw_is_never_a_constant_of_the_file(noise, tmp_path):
+    class Noisy(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            return x + noise(F)
+
+    mx.npx.set_np()
+    try:
+        with pytest.raises(UsageError, match="it draws random numbers"):
+            amp.export_onnx(Noisy(), tmp_path / "net.onnx", mx.np.ones((2, 3)))
+    finally:
+        mx.npx.reset_np()
+
+
+def test_a_draw_in_a_loop_is_never_a_constant_of_the_file(tmp_path):
+    class Noisy(mx.gluon.HybridBlock):
+        def hybrid_forward(self, F, x):
+            def step(ones, state):
+                return state, state + ones * F.random.normal(shape=(3,))
+
+            return F.broadcast_add(x, F.contrib.foreach(step, F.ones((2, 3)), F.ones(3))[1])
+
+    with pytest.raises(UsageError, match="operator _foreach has no translation to ONNX"):
+        amp.export_onnx(Noisy(), tmp_path / "net.onnx", nd.ones((2, 3)))
+
+
+def test_true_in_small_letters_as_other_bindings_of_mxnet_write_it(tmp_path):
+    product = mx.sym.dot(mx.sym.var("data"), mx.sym.var("w", shape=(4, 5)), transpose_b=True)
+    product = mx.sym.load_json(product.tojson().replace('"True"', '"true"'))
+    net = mx.gluon.SymbolBlock(product, [mx.sym.var("data")])
+    net.initialize(mx.init.One())
+    amp.export_onnx(net, tmp_path / "net.onnx", nd.ones((2, 5)))
+    np.testing.assert_allclose(run(tmp_path / "net.onnx", nd.ones((2, 5)))[0], np.full((2, 4), 5))

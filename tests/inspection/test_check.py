@@ -49,6 +49,8 @@ def test_inputs_are_needed_once():
         "check() needs inputs, since HybridSequential net has never run: call "
         "check(net, trainer, x) with x as for net(x)."
     )
+    with pytest.raises(TypeError, match="check.. got a NDArray as its trainer"):
+        amp.check(net, nd.ones((30, 16)))
     net(nd.ones((30, 16)))
     # without inputs the batch is not known
     assert [finding.problem.split(",")[0] for finding in amp.check(net)] == [
@@ -76,3 +78,19 @@ def test_norm_layers_that_mxnet_cast_to_float16():
     )
     net.cast("float32")
     assert amp.check(net, None, nd.ones((8, 8))) == []
+
+
+@pytest.mark.parametrize("policy", ["float32", "float16"])
+@pytest.mark.parametrize("runs", [False, True])
+def test_an_imported_net(policy, runs, tmp_path):
+    plain = built(nn.Dense(8, in_units=8), nn.BatchNorm(in_channels=8), policy=None)
+    plain.hybridize()
+    x = nd.ones((8, 8))
+    plain(x)
+    plain.export(str(tmp_path / "net"))
+    files = [str(tmp_path / name) for name in ("net-symbol.json", "net-0000.params")]
+    net = amp.cast(gluon.SymbolBlock.imports(files[0], ["data"], files[1]), policy)
+    trainer = amp.Trainer(net.collect_params(), "sgd")
+    if runs:
+        net(x)
+    assert amp.check(net, trainer, x) == []  # and no advice to train the running statistics

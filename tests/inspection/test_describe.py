@@ -79,3 +79,61 @@ def test_parameters_that_python_code_uses_have_a_row():
     *_, row = amp.describe(net, nd.ones((8, 8))).rows
     assert (row.block, row.op, row.compute_dtype) == ("1", "(Python code)", "as fed")
     assert row.param_dtypes == {name: "float32"} and "outside the cast" in row.reason
+
+
+class Recipe(nn.HybridBlock):
+    """MXNet's own recipe for float16, which no CPU computes."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4)
+
+    def hybrid_forward(self, F, x):
+        return F.cast(self.norm(self.conv(F.cast(x, "float16"))), "float32")
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_net_in_float16_that_was_not_cast_shows_its_real_dtypes(hybridized):
+    net = Recipe()
+    net.initialize()
+    net.cast("float16")
+    if hybridized:
+        net.hybridize()
+    description = amp.describe(net, nd.ones((2, 3, 8, 8)))
+    assert [
+        (row.block, row.compute_dtype, {*row.param_dtypes.values()}) for row in description.rows
+    ] == [
+        ("", "none", set()),
+        ("conv", "float16", {"float16"}),
+        ("norm", "float32", {"float32"}),
+        ("", "none", set()),
+    ]
+    assert "emulated" not in str(description)
+    nd.waitall()  # raises if an error was left
+
+
+@pytest.mark.parametrize("cast", [None, "head", "back"])
+def test_the_parts_of_a_plain_block_that_are_not_cast(cast):
+    net = nn.Sequential()
+    net.add(nn.Embedding(10, 4), gluon.rnn.LSTM(4), nn.Dense(2))
+    net.initialize()
+    if cast == "back":
+        amp.cast(amp.cast(net, "float16"), "float32")
+    if cast == "head":
+        amp.cast(net[2], "float16")
+    rows = amp.describe(net, nd.ones((3, 2))).rows
+    found = {row.op: row.compute_dtype for row in rows}
+    assert found["Embedding"] == found["RNN"] == "float32"
+    assert found["FullyConnected"] == ("float16" if cast == "head" else "float32")
+
+
+def test_a_block_that_cannot_be_traced_and_is_not_cast():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4, in_units=3), nn.HybridLambda(lambda F, x: x.reshape((x.shape[0], 4))))
+    net.initialize()
+    rows = amp.describe(net, nd.ones((2, 3))).rows
+    assert [(row.block, row.op, row.compute_dtype) for row in rows] == [
+        ("", "(Python code)", "as fed"),
+        ("0", "FullyConnected", "float32"),
+        ("1", "(Python code)", "as fed"),
+    ]

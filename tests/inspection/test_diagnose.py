@@ -152,6 +152,7 @@ def test_the_advice_names_a_floor_that_is_too_high(floor, named):
     advice = diagnose(chain(2.0**-20, 2.0**10, 2.0**10), total, one(1.0), None, scale).advice
     assert "Lower the loss scale to 0.03125," in advice
     assert ("goes that low with min_scale=0.03125)" in advice) is named
+    assert ("(a dynamic scale goes there alone)" in advice) is not named
 
 
 def test_a_gradient_that_no_scale_can_save():
@@ -167,6 +168,26 @@ def test_bfloat16_has_float32s_range():
     result = diagnose(chain(1e20, 1e20, policy="bfloat16"), total, one(1), None, None)
     assert result.verdict == "forward_overflow"
     assert "neither a pin nor a lower loss scale can help" in result.advice
+
+
+@pytest.mark.parametrize(
+    "make_trainer, scale, owner",
+    [
+        (lambda params: None, 65536, "a Trainer before its first step"),
+        (lambda params: amp.Trainer(params, "sgd", loss_scale=128), 128, "the net's Trainer"),
+        (lambda params: mx.gluon.Trainer(params, "sgd"), 1, "the net's Trainer"),
+    ],
+)
+def test_the_scale_is_that_of_the_trainer(make_trainer, scale, owner):
+    net = make_net()
+    trainer = make_trainer(net.collect_params())
+    result = diagnose(net, L2, images(), labels())
+    assert (result.loss_scale, result.scale_of) == (scale, owner)
+    assert f"loss scale {scale} of {owner}" in " ".join(str(result).split())
+    assert diagnose(net, L2, images(), labels(), 2).loss_scale == 2
+    if trainer is not None and scale > 1:
+        head = amp.Trainer(net[4].collect_params(), "sgd", loss_scale=512)
+        assert diagnose(net, L2, images(), labels()).loss_scale == head.loss_scale.scale
 
 
 def test_misuse():

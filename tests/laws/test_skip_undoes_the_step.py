@@ -7,10 +7,12 @@ from hypothesis import strategies as st
 
 import gluon_amp as amp
 from tests import kinds
+from tests.casting.nets import OwnNorm
 from tests.laws.training import LOW_PRECISION, OPTIMIZERS, Training, batch
 from tests.trainer.helpers import parameter, run, values
 
-from mxnet import autograd
+import mxnet as mx
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 law = settings(deadline=None, derandomize=True, max_examples=8)
@@ -103,3 +105,107 @@ def test_buffers_that_accumulate_are_zero_after_a_skip():
     run(trainer, [(p, [0.125])], step=False)
     assert run(trainer, [(p, [0.25])]).applied
     assert values(p)[0] == 0.625
+
+
+# ------------------------------------------------------------------------------ whoever holds them
+
+
+def imported(size):
+    """A net of a file of symbols, whose parameters all look alike."""
+    x = mx.sym.var("x")
+    out = mx.sym.FullyConnected(x, num_hidden=size, name="fc")
+    return gluon.SymbolBlock(mx.sym.BatchNorm(out, fix_gamma=False, name="bn"), [x])
+
+
+def dense_and(norm):
+    def make(size):
+        part = nn.HybridSequential()
+        part.add(nn.Dense(size), norm(size))
+        return part
+
+    return make
+
+
+PARTS = [dense_and(lambda size: nn.BatchNorm()), dense_and(OwnNorm), imported]
+
+
+class Mixture:
+    """Three random parts: cast or not, hybridized or not, in the trainer or not; a cast head."""
+
+    def __init__(self, seed, loss_scale):
+        draw = np.random.RandomState(seed)
+        self.batches = np.random.RandomState(seed)
+        mx.random.seed(seed)
+        policy = ("float16", "mixed_float16", "bfloat16", "float32")[draw.randint(4)]
+        self.parts = [PARTS[draw.randint(len(PARTS))](8) for _ in range(3)] + [nn.Dense(3)]
+        params = {}
+        for part in self.parts:
+            part.initialize(mx.init.Uniform(0.5))
+            is_cast, is_hybridized, is_trained = draw.randint(2, size=3)
+            if is_hybridized:
+                part.hybridize()
+            self.forward(np.zeros((2, 8)), self.parts[: self.parts.index(part) + 1])
+            if is_cast or part is self.parts[-1]:
+                amp.cast(part, policy)
+            if is_trained or part is self.parts[-1]:
+                params.update(part.collect_params())
+            elif is_cast:
+                amp.Trainer(part.collect_params(), "sgd", loss_scale=8.0)
+        self.veto = False
+        self.trainer = amp.Trainer(
+            params,
+            "sgd",
+            {"learning_rate": 0.05, "momentum": 0.9},
+            loss_scale=loss_scale,
+            on_step=lambda trainer, report: not self.veto,
+        )
+
+    def forward(self, x, parts=None):
+        x = mx.nd.array(x)
+        for part in parts or self.parts:
+            x = part(x)
+        return x
+
+    def backward(self, factor=1.0, **options):
+        with autograd.record():
+            out = self.forward(self.batches.randn(5, 8))
+            loss = (out * factor).square().mean(axis=1)
+        self.trainer.backward(loss, **options)
+
+    def bytes(self):
+        return [
+            p.data().asnumpy().tobytes()
+            for part in self.parts
+            for p in part.collect_params().values()
+        ]
+
+
+SEEDS = [pytest.param(n, marks=[pytest.mark.slow] * (n >= 12)) for n in range(60)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_skip_a_veto_and_a_dropped_pass_undo_what_operators_wrote(seed):
+    run = Mixture(seed, 8.0)
+    for event in np.random.RandomState(seed).permutation(["overflow", "veto", "drop", "ok", "ok"]):
+        before = run.bytes()
+        if event == "drop":
+            run.backward(np.inf, accumulate=True)
+            assert run.bytes() == before
+            run.backward(accumulate=True)
+        else:
+            run.backward(np.inf if event == "overflow" else 1.0)
+        run.veto = event == "veto"
+        assert run.trainer.step(5).applied == (event in ("ok", "drop"))
+        assert (run.bytes() == before) == (event in ("overflow", "veto"))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_first_step_writes_what_one_pass_writes(seed):
+    """Its pass is replayed, and repeated where it overflows."""
+    searching = Mixture(seed, "dynamic")
+    searching.backward(2.0**10)
+    scale = searching.trainer.current_pass().scale
+    once = Mixture(seed, amp.DynamicLossScale(scale))
+    once.backward(2.0**10)
+    assert [run.trainer.step(5).applied for run in (searching, once)] == [True, True]
+    assert searching.bytes() == once.bytes()

@@ -5,7 +5,8 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.graph import to_json
-from gluon_amp.lowering import dropout, lower
+from gluon_amp.lowering import lower
+from gluon_amp.policy.runs_once import graph_runs_once
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -50,23 +51,9 @@ def test_only_what_may_run_again_changes():
     symbol = mx.sym.Dropout(X)
     for options in ({}, {"scaled": True, "frozen": frozenset("x")}):
         lowered = lower(symbol, {"x": "float32"}, "cpu", **options)
-        assert dropout.has_unrepeatable(to_json(lowered))
+        assert graph_runs_once(to_json(lowered), "cpu")
     lowered = lower(symbol, {"x": "float16"}, "gpu", scaled=True)
-    assert not dropout.has_unrepeatable(to_json(lowered))
-
-
-def test_which_graphs_lose_masks():
-    symbol = mx.sym.Dropout(X)
-    lowered = lower(symbol, {"x": "float32"}, "cpu", scaled=True)
-    loop = mx.sym.contrib.foreach(lambda x, s: (mx.sym.Dropout(x), s), X, [])[0]
-    found = [dropout.has_unrepeatable(to_json(one)) for one in (X * 2, symbol, lowered, loop)]
-    assert found == [False, True, False, True]
-
-
-def test_cudnns_rnn_runs_backward_once():
-    rnn = mx.sym.RNN(X, mx.sym.var("w"), mx.sym.var("h"), mode="gru", state_size=2, num_layers=1)
-    found = [dropout.has_unrepeatable(to_json(rnn), device) for device in ("cpu", "gpu")]
-    assert found == [False, True]
+    assert not graph_runs_once(to_json(lowered), "gpu")
 
 
 @pytest.mark.parametrize("policy, repeats", [("float16", True), ("bfloat16", False)])

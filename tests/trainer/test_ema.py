@@ -220,6 +220,9 @@ def test_what_would_damage_the_training_is_refused_inside(tmp_path):
         lambda: amp.save_checkpoint(tmp_path / "other", net, trainer),
         lambda: amp.load_checkpoint(files[1], net, trainer),
         lambda: amp.Trainer(net.collect_params(), "sgd"),
+        lambda: amp.diagnose(net, abs, kinds.array(IMAGES), None),
+        lambda: amp.suggest_policy(net, abs, kinds.array(IMAGES), None),
+        lambda: amp.gradient_report(net, trainer),
     ]
     with ema.applied():
         for call in calls:
@@ -239,6 +242,22 @@ def test_a_cast_inside_lasts_and_finds_the_masters():
         amp.cast(net, "float32")
         assert_equal({p.name: p.data().asnumpy() for p in trained(net)}, expected)
     assert_equal({p.name: p.data().asnumpy() for p in trained(net)}, own)
+
+
+@pytest.mark.parametrize("other", ["float32", "mixed_float16", "bfloat16"])
+@pytest.mark.parametrize("policy", ["float32", "float16", "bfloat16"])
+def test_a_cast_inside_and_back_leaves_no_trace(policy, other):
+    net, trainer, ema = make(policy)
+    step(net, trainer)
+    pending, before = record(net), content(net, trainer)
+    with ema.applied():
+        amp.cast(net, other)
+        net.collect_params().setattr("grad_req", "null")
+        output(net)
+        amp.cast(net, policy)
+    assert content(net, trainer) == before
+    trainer.backward(pending)
+    assert trainer.step(4).applied
 
 
 def test_another_device_inside_is_not_the_trainings(arrays):

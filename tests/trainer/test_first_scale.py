@@ -7,6 +7,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp import DynamicLossScale, Trainer
+from gluon_amp.base import tape
 from gluon_amp.trainer.first_scale import largest_power
 from tests.casting.nets import small_net
 from tests.trainer.helpers import TWO, losses_on, parameter, run, same, values
@@ -396,22 +397,129 @@ def test_a_float32_deconvolution_is_replayed_without_a_crash():
     assert trainer.step(1).next_loss_scale < 2.0**15
 
 
-@pytest.mark.parametrize("deleted, scale", [(False, 2.0**4), (True, 2.0**8)])
-def test_an_array_that_no_trainer_owns_keeps_its_gradient_and_a_deleted_one_ends_replays(
-    deleted, scale
-):
+@pytest.mark.parametrize("deleted", [False, True])
+def test_an_array_that_no_trainer_owns_keeps_its_gradient_even_if_it_is_deleted(deleted):
     p, x = parameter("p", [0.0]), nd.array([3.0])
     x.attach_grad("add")
-    x.grad[:] = 5
+    gradient = x.grad
+    gradient[:] = 5
     trainer = Trainer([p], "sgd", loss_scale="dynamic")
     with autograd.record():
         loss = (nd.cast(p.data(), dtype="float32") * 2.0**8 + x).sum()
     if deleted:
         x = None
     trainer.backward(loss)
-    assert deleted or x.grad.asscalar() == 5 + scale
     report = trainer.step(1)
-    assert (report.applied, report.next_loss_scale) == (not deleted, scale)
+    assert (report.applied, report.next_loss_scale) == (True, 2.0**4)
+    assert gradient.asscalar() == 5 + 2.0**4
+
+
+# ------------------------------------------------------------------------------ not repeated
+
+
+class Determinant(nn.HybridBlock):
+    """In a second backward pass MXNet's determinant has another gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(9, in_units=2)
+
+    def hybrid_forward(self, F, x):
+        return F.linalg.det(F.Reshape(self.dense(x), shape=(0, 3, 3))) * 2.0**100
+
+
+class Twice(mx.operator.CustomOp):
+    backward_passes = 0
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0] * 2.0**100)
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        Twice.backward_passes += 1
+        self.assign(in_grad[0], req[0], out_grad[0] * 2.0**100)
+
+
+@mx.operator.register("gluon_amp_test_twice")
+class TwiceProp(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return Twice()
+
+
+class TwiceFunction(autograd.Function):
+    def forward(self, x):
+        return x * 2.0**100
+
+    def backward(self, dy):
+        Twice.backward_passes += 1
+        return dy * 2.0**100
+
+
+def custom(out):
+    return nd.Custom(out, op_type="gluon_amp_test_twice")
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float32"])
+@pytest.mark.parametrize(
+    "head, reason",
+    [
+        (custom, "Custom runs code of its own"),
+        (lambda out: TwiceFunction()(out), "_CustomFunction runs code of its own"),
+        (None, "_linalg_det has other gradients in a second backward pass"),
+    ],
+)
+def test_what_is_not_known_to_be_the_same_is_not_run_twice(policy, head, reason):
+    mx.random.seed(2)
+    net = Determinant() if head is None else nn.Dense(2, in_units=2)
+    net.initialize(mx.init.Normal(0.7))
+    amp.cast(net, policy)
+    trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.0}, loss_scale="dynamic")
+    Twice.backward_passes, reports = 0, []
+    for _ in range(2):
+        with autograd.record():
+            loss = net(nd.random.normal(shape=(6, 2)))
+            loss = loss if head is None else head(loss)
+        trainer.backward(loss)
+        reports.append(trainer.step(1))
+    assert not reports[0].applied and reason in reports[0].not_repeated
+    assert reason in repr(reports[0])
+    assert Twice.backward_passes == (0 if head is None else 2)
+    assert (reports[1].applied, reports[1].not_repeated) == (True, "")
+
+
+def test_blocks_that_are_not_cast_are_repeated_if_their_graphs_are():
+    """A hybridized one, of which autograd shows only the outputs, and one that is not."""
+    head = nn.Dense(1, in_units=4)
+    head.initialize()
+    blocks = [nn.HybridSequential() for _ in range(2)]
+    for block in blocks:
+        block.add(nn.Dense(4, in_units=4), nn.BatchNorm(in_channels=4), nn.Dense(4, in_units=4))
+        block.initialize()
+    blocks[0].hybridize()
+    amp.cast(head, "mixed_float16")
+    trainer = Trainer(head.collect_params(), "sgd")
+    with autograd.record():
+        loss = head(blocks[1](blocks[0](nd.ones((3, 4))))) * 2.0**10
+    trainer.backward(loss)
+    assert trainer.step(3).retried
+
+
+def test_another_build_of_mxnet_loses_one_step_and_keeps_its_statistics(monkeypatch):
+    """Where the recorded graph is not at its places, what Gluon's layers declare is restored."""
+    monkeypatch.setattr(tape, "_GRAPH", tape._GRAPH + 8)
+    tape._readable.cache_clear()
+    try:
+        net = nn.HybridSequential()
+        net.add(nn.Dense(2, in_units=2), nn.BatchNorm(in_channels=2))
+        net.initialize()
+        trainer = Trainer(amp.cast(net, "float16").collect_params(), "sgd")
+        with autograd.record():
+            loss = net(nd.array([[1, 2], [3, 5]])) * 2.0**8
+        trainer.backward(loss)
+        report = trainer.step(1)
+        assert not report.applied and "does not show" in report.not_repeated
+        assert values(net[1].running_mean) == [[0, 0]]
+    finally:
+        tape._readable.cache_clear()
 
 
 # ------------------------------------------------------------------------------ losses as heads

@@ -35,6 +35,9 @@ def test_a_float16_loss_is_refused():
         trainer.backward(loss)
     with pytest.raises(ValueError, match="no loss"):
         trainer.backward([])
+    for wrong in (None, 1.0, np.ones(2), [loss.astype("float32"), None], mx.sym.var("loss")):
+        with pytest.raises(TypeError, match="The loss is .*, expected an NDArray or a list"):
+            trainer.backward(wrong)
 
 
 def test_a_trainer_built_before_a_cast_that_leaves_the_parameters_alone():

@@ -10,6 +10,7 @@ import pytest
 
 from gluon_amp import Trainer
 from gluon_amp.trainer import stock_pickle
+from tests.documents.test_documents import blocks, text_of
 from tests.trainer.state_helpers import (
     leaves,
     own,
@@ -252,3 +253,24 @@ def test_states_by_the_names_of_parameters(path):
     trainer.load_states(path)
     for mine, theirs in zip(states_of(trainer), states_of(stock)):
         np.testing.assert_array_equal(mine, theirs)
+
+
+def test_stock_mxnet_continues_with_the_file_of_the_guide(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = {}
+    for snippet in blocks(text_of("docs/guide/checkpoint_and_resume.md"), "python"):
+        exec(snippet, page)
+    net, stock, found = page["net"], page["stock"], []
+    before = {name: param.data().copy() for name, param in net.collect_params().items()}
+    trainer = Trainer(net.collect_params(), "adam", {"learning_rate": 0.01}, loss_scale="dynamic")
+    trainer.load_state_dict(page["saved"])
+    for one in (stock, trainer):
+        for name, param in net.collect_params().items():
+            param.set_data(before[name])
+        for _ in range(3):
+            with mx.autograd.record():
+                loss = gluon.loss.L2Loss()(net(page["data"]), page["label"])
+            loss.backward() if one is stock else one.backward(loss)
+            one.step(8)
+        found.append(net.weight.data().asnumpy())
+    np.testing.assert_allclose(*found, rtol=1e-5)

@@ -1,8 +1,9 @@
 """The Trainer's constructor, and what it has in common with gluon.Trainer."""
 
 import numpy as np
+import pytest
 
-from gluon_amp import DynamicLossScale, Trainer
+from gluon_amp import DynamicLossScale, Trainer, cast
 from gluon_amp.casting import statistics
 from gluon_amp.casting.parameters import bind_parameter
 from gluon_amp.trainer import StepReport
@@ -10,7 +11,7 @@ from gluon_amp.trainer.loss_scale import NoLossScale
 from tests.trainer.helpers import parameter, run, values
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import autograd, gluon
 from mxnet.gluon import nn
 
 inf = np.inf
@@ -29,19 +30,30 @@ def test_the_default_scale_goes_by_dtype():
     assert scale_for(cast) is NoLossScale
 
 
-def test_without_a_scale_it_is_a_gluon_trainer():
+# Our SGD with momentum, and MXNet's optimizers of which ours differ in the last bits
+AS_STOCK = {
+    "sgd": lambda: ("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}),
+    "SGD": lambda: (mx.optimizer.SGD(learning_rate=0.1, wd=0.01),),
+    "NAG": lambda: (mx.optimizer.NAG(learning_rate=0.1, momentum=0.9, wd=0.01),),
+    "Adam": lambda: (mx.optimizer.Adam(learning_rate=0.1),),
+}
+
+
+@pytest.mark.parametrize("optimizer", AS_STOCK)
+def test_in_float32_it_is_a_gluon_trainer_bit_for_bit(optimizer):
     results = []
     for make in (gluon.Trainer, Trainer):
         mx.random.seed(1)
-        net = nn.Dense(2, in_units=3)
-        net.initialize(mx.init.One())
-        trainer = make(net.collect_params(), mx.optimizer.SGD(learning_rate=0.1, momentum=0.9))
+        net = nn.HybridSequential()
+        net.add(nn.Dense(9, in_units=3), nn.BatchNorm(in_channels=9), nn.Dense(5, in_units=9))
+        net.initialize(mx.init.Xavier())
+        trainer = make(cast(net, "float32").collect_params(), *AS_STOCK[optimizer]())
         for _ in range(3):
             with autograd.record():
-                loss = (net(nd.ones((2, 3))) ** 2).sum()
-            loss.backward()
-            trainer.step(2)
-        results.append(values(net.weight))
+                loss = (net(mx.nd.random.normal(shape=(7, 3))) ** 2).sum()
+            loss.backward() if make is gluon.Trainer else trainer.backward(loss)
+            trainer.step(7)
+        results.append(np.concatenate([values(p).ravel() for p in net.collect_params().values()]))
     np.testing.assert_array_equal(*results)
 
 

@@ -23,6 +23,7 @@ from gluon_amp.handover.to_onnx import (
     shapes,
 )
 from gluon_amp.handover.to_onnx.writer import Batch, Node, Tensor, UntranslatableError, Writer
+from gluon_amp.policy import op_table
 
 TRANSLATIONS: Dict[str, Callable] = {
     **elementwise.TRANSLATIONS,
@@ -46,8 +47,6 @@ SHAPES_ALONE = {
     "Crop": (1,),
     "_contrib_BilinearResize2D": (1,),
 }
-# Operators that return other values at each call
-RANDOM = re.compile(r"_random_|_sample_|_shuffle|_npi_(normal|uniform|bernoulli|choice|gamma|expo)")
 
 
 class Translated(NamedTuple):
@@ -177,9 +176,17 @@ def _constants(network: Network, tensors: Dict[Edge, Tensor]) -> Set[int]:
             and all(one.fixed for one in outputs)
             and all(k in constant for k in depends)
         )
-        if fixed and not RANDOM.search(node["op"]):
+        if fixed and not _draws(node):
             constant.add(i)
     return constant
+
+
+def _draws(node: dict) -> bool:
+    """Return whether an operator or its body draws random numbers in inference."""
+    if node["op"] == "Dropout":
+        return node["attrs"].get("mode") == "always"
+    inside = (one for body in node.get("subgraphs", ()) for one in body["nodes"])
+    return node["op"] in op_table.RANDOM or any(map(_draws, inside))
 
 
 def _read(network: Network, constant: Iterable[int]) -> Set[Edge]:
@@ -211,7 +218,7 @@ def _translated(node: Node, writer: Writer):
     writer.prefix = node.name
     where = f"block {node.path or 'net'}, operator {node.op}"
     try:
-        if RANDOM.search(node.op):
+        if node.op in op_table.RANDOM and node.op not in TRANSLATIONS:
             raise UntranslatableError("it draws random numbers")
         if node.op not in TRANSLATIONS:
             raise UntranslatableError("ONNX has no such operator, or no translation is known")

@@ -7,7 +7,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.graph import tuple_of
+from gluon_amp.graph import flag, tuple_of
 
 OPSET = 13
 IR_VERSION = 7  # the one of opset 13
@@ -80,7 +80,7 @@ class Node(NamedTuple):
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Return an attribute that is True or False."""
-        return self.text(key, str(default)) in ("True", "1")
+        return flag(self.attrs, key, default)
 
     def number(self, key: str, default: float = 0.0) -> float:
         """Return an attribute that is a number."""

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError, first_few, reason_of
+from gluon_amp.casting.cast import cast
 from gluon_amp.checkpoint import contents
 from gluon_amp.handover.heads import inference_symbol
 from gluon_amp.training.networks import models
@@ -116,6 +117,7 @@ def of_symbol(symbol: Path, params: Optional[Path], shapes: Sequence[Tuple[int, 
         names = [name for name in outputs.list_inputs() if name not in known]
         net = SymbolBlock(outputs, [mx.sym.var(name) for name in names])
         net.collect_params().load(str(params), cast_dtype=True, dtype_source="saved")
+        cast(net, "float32")  # a CPU has no kernels for a network in float16
     except (mx.MXNetError, ValueError, AssertionError, OSError, RuntimeError) as error:
         raise UsageError(f"{symbol} and {params} are not a network: {reason_of(error)}.") from None
     if len(names) != len(shapes):

@@ -1,0 +1,197 @@
+"""Functions that look change nothing: nets of every kind, every function."""
+
+import contextlib
+import random
+
+import numpy as np
+import pytest
+
+import gluon_amp as amp
+from tests.inspection.nets import L2, built, images, labels, make_net
+
+import mxnet as mx
+from mxnet import autograd, gluon, nd
+from mxnet.gluon import nn
+
+
+class Norm(nn.HybridBlock):
+    """A norm of one's own, of whose statistics Gluon does not know that operators write them."""
+
+    def __init__(self, grad_req):
+        super().__init__()
+        with self.name_scope():
+            self.gamma = self.params.get("gamma", shape=(4,), init="ones")
+            self.beta = self.params.get("beta", shape=(4,), init="zeros")
+            own = {"shape": (4,), "grad_req": grad_req}
+            self.mean = self.params.get("running_mean", init="zeros", **own)
+            self.var = self.params.get("running_var", init="ones", **own)
+
+    def hybrid_forward(self, F, x, gamma, beta, mean, var):
+        return F.BatchNorm(x, gamma, beta, mean, var)
+
+
+class PythonNorm(nn.Sequential):
+    """Python code that writes its statistic and draws random numbers."""
+
+    def __init__(self):
+        super().__init__()
+        with self.name_scope():
+            self.mean = self.params.get("running_mean", shape=(4,), init="zeros", grad_req="null")
+
+    def forward(self, x):
+        with autograd.pause():
+            self.mean.set_data(self.mean.data() + x.mean() + random.random() + np.random.rand())
+        return x
+
+
+def imported(policy, path):
+    net = make_net(policy=None)
+    net.hybridize()
+    net(images())
+    net.export(str(path))
+    files = [f"{path}-symbol.json", f"{path}-0000.params"]
+    return amp.cast(gluon.SymbolBlock.imports(files[0], ["data"], files[1]), policy)
+
+
+def constructed(policy, path):
+    net, x = make_net(policy=None), mx.sym.var("data")
+    return amp.cast(gluon.SymbolBlock(net(x), x, params=net.collect_params()), policy)
+
+
+def adding(policy, path):
+    net = imported(policy, path)
+    net.collect_params().setattr("grad_req", "add")  # of the statistics, too
+    return net
+
+
+def with_norm(make_norm, container=nn.HybridSequential):
+    def make(policy, path):
+        net = container()
+        net.add(nn.Conv2D(4, 3, in_channels=3), make_norm(), nn.Dense(3, in_units=64))
+        net.initialize()
+        return amp.cast(net, policy)
+
+    return make
+
+
+def partly(policy, path):
+    layers = nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Dense(3, in_units=64)
+    net = built(*layers, policy=None)
+    amp.cast(net[2], policy)
+    return net
+
+
+class Recipe(nn.HybridSequential):
+    """A net by MXNet's own recipe for float16, whose products no CPU computes."""
+
+    def hybrid_forward(self, F, x):
+        return F.cast(super().hybrid_forward(F, F.cast(x, "float16")), "float32")
+
+
+def recipe(policy, path):
+    net = Recipe()
+    net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Dense(3, in_units=64))
+    net.initialize()
+    net.cast("float16")
+    return net
+
+
+NETS = {
+    "imported": imported,
+    "constructed": constructed,
+    "adding": adding,
+    "own": with_norm(lambda: Norm("null")),
+    "trained": with_norm(lambda: Norm("write")),
+    "python": with_norm(PythonNorm, nn.Sequential),
+    "partly": partly,
+    "recipe": recipe,
+}
+LOOKS = {
+    "describe": lambda net, trainer, x: amp.describe(net, x),
+    "check": amp.check,
+    "check without inputs": lambda net, trainer, x: amp.check(net, trainer),
+    "diagnose": lambda net, trainer, x: amp.diagnose(net, L2, x, labels()),
+    "overflow": lambda net, trainer, x: amp.diagnose(net, L2, x * 1e6, labels(), 2.0**24),
+    "suggest_policy": lambda net, trainer, x: amp.suggest_policy(net, L2, x, labels()),
+    "gradient_report": lambda net, trainer, x: amp.gradient_report(net, trainer),
+}
+
+
+def content(net):
+    parameters = net.collect_params().values()
+    arrays = [array for p in parameters for array in (*p.list_data(), *(p._grad or ()))]
+    values = [(id(array), array.asnumpy().tobytes(), array._fresh_grad) for array in arrays]
+    kinds = [(str(p.dtype), p.grad_req) for p in parameters]
+    return values, kinds, random.getstate(), str(np.random.get_state())
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("policy", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", NETS)
+def test_no_look_changes_a_bit_or_leaves_an_error(name, policy, tmp_path):
+    net = NETS[name](policy, tmp_path / "net")
+    trainer = amp.Trainer(net.collect_params(), "sgd", check_finite=True)
+    with contextlib.suppress(mx.MXNetError):
+        with autograd.record():
+            loss = L2(net(images()), labels())
+        trainer.backward(loss)
+    with contextlib.suppress(mx.MXNetError):
+        nd.waitall()
+    before = content(net)
+    for look in LOOKS.values():
+        with contextlib.suppress(RuntimeError):  # of a net that no CPU runs
+            look(net, trainer, images())
+        nd.waitall()  # raises what a look has left behind
+        assert content(net) == before
+    assert "grad_req='write'" not in str(amp.check(net, trainer, images())) or name == "python"
+
+
+def test_the_statistics_of_the_loss_and_what_it_reads_stay():
+    class Loss(nn.HybridSequential):
+        def forward(self, out, label):
+            weight = net[0].weight.data().astype("float32")
+            return L2(super().forward(out), label) + weight.norm() * 1e-3
+
+    net, loss = built(nn.Dense(3, in_units=3)), Loss()
+    loss.add(nn.BatchNorm(in_channels=3))
+    loss.initialize()
+    before = content(net), content(loss)
+    for look in (amp.diagnose, amp.suggest_policy):
+        look(net, loss, nd.ones((2, 3)), labels())
+        assert (content(net), content(loss)) == before
+
+
+@pytest.mark.parametrize("wrong", [None, 1.0, np.ones(3), [1.0], [], {}, mx.sym.var("loss")])
+def test_a_loss_that_is_none_is_one_sentence(wrong):
+    net = make_net()
+    for look in (amp.diagnose, amp.suggest_policy):
+        with pytest.raises(TypeError, match="The loss is .*, expected an NDArray") as error:
+            look(net, lambda out, label: wrong, images(), labels())
+        assert "\n" not in str(error.value)
+
+
+def test_an_error_of_the_run_is_one_sentence_and_stays_here():
+    net = recipe("float16", "")
+    with pytest.raises(RuntimeError, match=r"^diagnose\(\) runs the net, .*FP16 gemm") as error:
+        amp.diagnose(net, L2, images(), labels())
+    assert "\n" not in str(error.value)
+    other = make_net(policy=None)
+    assert np.isfinite(other(images()).asnumpy()).all()
+
+
+@pytest.mark.parametrize("name", ["imported", "own"])
+def test_a_look_of_watch_changes_no_statistic(name, tmp_path):
+    def trained(watched):
+        mx.random.seed(0)
+        net = NETS[name]("float16", tmp_path / "net")
+        trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=8)
+        watch = amp.watch(net, trainer, every=1) if watched else contextlib.nullcontext()
+        with watch:
+            for _ in range(2):
+                with autograd.record():
+                    loss = L2(net(images()), labels())
+                trainer.backward(loss)
+                trainer.step(2)
+        return [p.data().asnumpy().tobytes() for p in net.collect_params().values()]
+
+    assert trained(watched=True) == trained(watched=False)
