@@ -20,6 +20,7 @@ from gluon_amp.casting.parameters import (
     cast_parameter,
     contexts_of,
     dtype_of,
+    has_sparse_gradient,
     to_plain_layout,
 )
 from gluon_amp.casting.sharing import not_shared
@@ -218,7 +219,8 @@ def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
             except TraceError:
                 pass  # float32 is always correct: a graph casts it, and Python code reads it
             else:
-                stored = cast_pass.parameter_dtypes(symbol, policy, inputs)
+                sparse = {param.name for param in own if has_sparse_gradient(param)}
+                stored = cast_pass.parameter_dtypes(symbol, policy, inputs, sparse)
         for param in own:
             wanted = stored.get(param.name, "float32")
             # a parameter that two blocks share is float16 only if both read it in float16
@@ -266,10 +268,10 @@ def _check_pins(policy: Policy, hybrid: list) -> None:
     """Raise if a pattern matches no block, or a block is pinned to two dtypes."""
     labels = [(path, block.prefix) for path, block in hybrid]
     nodes = [
-        ("", node)
+        (None, node["name"])
         for _, block in hybrid
         if isinstance(block, mx.gluon.SymbolBlock)
-        for node in block._cached_graph[1].get_internals().list_outputs()
+        for node in graph.to_json(block._cached_graph[1])["nodes"]
     ]
     policy.check_blocks([*labels, *nodes])
 

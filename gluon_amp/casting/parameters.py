@@ -15,6 +15,7 @@ from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.host import host_copy, wait_until_unused
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
 from gluon_amp.casting.sharing import declared_dtype, is_read_by_stock_block
+from gluon_amp.casting.stale_trainer import guard
 from gluon_amp.optimizer.masters import hold, master_of, release, set_master
 
 import mxnet as mx
@@ -92,8 +93,13 @@ class CastParameter(Mixin):
 
     def var(self) -> mx.sym.Symbol:
         """As `Parameter.var`, of the kind that MXNet is set to now: `mx.util.use_np` changes it."""
-        self._var = of_user_kind(super().var())
+        self._var = of_user_kind(variable_of(self))
         return self._var
+
+    def _set_trainer(self, trainer):
+        super()._set_trainer(trainer)
+        if trainer is not None:
+            guard(trainer)
 
     def zero_grad(self) -> None:
         """As `Parameter.zero_grad`, which fails on gradients of `mx.np`."""
@@ -128,6 +134,28 @@ def _new_parameter(base: type) -> Parameter:
     return cls.__new__(cls)
 
 
+def variable_of(param: Parameter) -> mx.sym.Symbol:
+    """Return a parameter's variable, without an initializer that holds arrays.
+
+    MXNet writes initializers into variables as text. It cannot write most that hold arrays, and
+    `Constant` with an array only once. Gluon initializes without this text.
+    """
+    init, param.init = param.init, _text_of(param.init)
+    try:
+        return stock_class(param).var(param)
+    finally:
+        param.init = init
+
+
+def _text_of(init: Union[mx.init.Initializer, str, None]) -> Optional[str]:
+    if init is None or isinstance(init, str):
+        return init
+    dumps = type(init).dumps if type(init) is not mx.init.Constant else mx.init.Initializer.dumps
+    with contextlib.suppress(TypeError):
+        return dumps(init)
+    return None
+
+
 def bind_parameter(param: Parameter, gradient_dtype: str) -> None:
     """Change the class of a parameter to its cast class."""
     if not isinstance(param, CastParameter):
@@ -155,14 +183,14 @@ def saved_as_stored(params: Iterable[Parameter]) -> Iterator[None]:
             param.__class__ = cls
 
 
-def gradient_dtype_of(param: Parameter) -> str:
-    """Return the dtype in which a parameter's net computes the gradients of matrix products."""
-    return getattr(param, "_amp_gradient_dtype", "float32")
-
-
 def dtype_of(param: Parameter) -> str:
     """Return the name of a Parameter's dtype, which Gluon stores as a name or as a class."""
     return dtype_name(param.dtype)
+
+
+def has_sparse_gradient(param: Parameter) -> bool:
+    """Return whether a parameter's gradient is stored as row_sparse."""
+    return param._grad_stype == "row_sparse"
 
 
 def contexts_of(param: Parameter) -> List[mx.Context]:

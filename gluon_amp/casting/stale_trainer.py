@@ -1,13 +1,13 @@
-"""Stale trainers, which were built before a cast: their steps raise instead of training wrongly.
+"""Stock trainers of a cast net: a step of one built before the cast raises, of a later one warns.
 
 A stock trainer would update float16 weights without a loss scale and masters. An `amp.Trainer`
 compares the dtypes at each step itself; `cast` adds the same comparison to stock trainers.
 """
 
-from typing import Iterable, List, Tuple
+import warnings
+from typing import Iterable, List, Optional, Tuple
 
 from gluon_amp.base.dtypes import dtype_name
-from gluon_amp.casting.parameters import gradient_dtype_of
 
 from mxnet import gluon
 
@@ -41,6 +41,11 @@ class DtypesAtBuild:
                 )
 
 
+def gradient_dtype_of(param: gluon.Parameter) -> str:
+    """Return the dtype in which a parameter's net computes the gradients of matrix products."""
+    return getattr(param, "_amp_gradient_dtype", "float32")
+
+
 def _names(params: List[gluon.Parameter]) -> List[Tuple[str, str]]:
     return [(dtype_name(p.dtype), gradient_dtype_of(p)) for p in params]
 
@@ -52,14 +57,26 @@ def _in_words(dtype: str, computing: str) -> str:
 def guard_trainers(params: Iterable[gluon.Parameter]) -> None:
     """Make the stock trainers of these parameters raise at each step once the dtypes differ."""
     for trainer in {id(p._trainer): p._trainer for p in params if p._trainer is not None}.values():
-        stock = type(trainer)
-        if not isinstance(trainer, _Guarded) and not hasattr(trainer, "loss_scale"):
-            trainer.__class__ = type(stock.__name__, (_Guarded, stock), {})
+        guard(trainer)
+        if isinstance(trainer, _Guarded) and trainer.dtypes_at_build is None:
             trainer.dtypes_at_build = DtypesAtBuild(trainer._params)
 
 
+def guard(trainer: gluon.Trainer) -> None:
+    """Make a stock trainer look at its parameters at each step; do nothing to other trainers."""
+    stock = type(trainer)
+    if not issubclass(stock, _Guarded) and not hasattr(stock, "loss_scale"):
+        trainer.__class__ = type(stock.__name__, (_Guarded, stock), {})
+
+
 class _Guarded:
-    """A stock trainer that raises at each step if its parameters were cast since it was built."""
+    """A stock trainer that raises at each step if its parameters were cast since it was built.
+
+    It warns once if it trains in float16, unless `init_trainer` gave it a loss scale.
+    """
+
+    dtypes_at_build: Optional[DtypesAtBuild] = None
+    _has_warned = False
 
     def step(self, *args, **kwargs):
         self._check_dtypes()
@@ -75,5 +92,17 @@ class _Guarded:
 
     def _check_dtypes(self):
         # Under bfloat16 a stock trainer is correct, without a loss scale and masters.
-        computing = any(gradient_dtype_of(p) == "float16" for p in self._params)
-        self.dtypes_at_build.check(computing)
+        computing = [p for p in self._params if gradient_dtype_of(p) == "float16"]
+        if self.dtypes_at_build is not None:
+            self.dtypes_at_build.check(bool(computing))
+        trained = {dtype_name(p.dtype) for p in computing if p.grad_req != "null"}
+        if trained and not self._has_warned and not hasattr(self, "loss_scale"):
+            self._has_warned = True
+            no_masters = "float16" in trained and not self.optimizer.multi_precision
+            warnings.warn(
+                f"This {type(self).__name__} trains in float16 without a loss scale"
+                f"{' and float32 masters' if no_masters else ''}, so that small gradients are lost"
+                ": build an amp.Trainer and call trainer.backward(loss), or call "
+                "amp.init_trainer(trainer) before the first step.",
+                stacklevel=3,
+            )

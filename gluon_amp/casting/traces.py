@@ -8,7 +8,7 @@ from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting import statistics
 from gluon_amp.casting.arguments import CONSTANTS, arrays_in, constants_of, is_sparse, value_of
 from gluon_amp.casting.every_call import GLUONS, Attributes
-from gluon_amp.casting.parameters import dtype_of, frozen_names
+from gluon_amp.casting.parameters import dtype_of, frozen_names, has_sparse_gradient
 from gluon_amp.casting.sharing import add_user
 from gluon_amp.casting.tracing import HybridBlock, TraceError, is_tracing, named_blocks, trace
 from gluon_amp.lowering.delayed_scaling import Scales
@@ -222,7 +222,8 @@ class Binding:
         names = {s.name for s in inputs}
         dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
         dtypes = {name: dtype for name, dtype in dtypes.items() if name not in names}
-        cast, self.nodes = cast_pass.plan(symbol, self.policy, dtypes, self.ends)
+        sparse = {p.name for p in self.parameters_of(block) if has_sparse_gradient(p)}
+        cast, self.nodes = cast_pass.plan(symbol, self.policy, dtypes, self.ends, sparse)
         self.graph = inputs, cast
         statistics.look(self.parameters_of(block), symbol)
         block._cached_graph = inputs, _plain(symbol)  # MXNet saves it

@@ -15,6 +15,7 @@ from gluon_amp.base.mxnet_internals import NumpySymbol, RNNLayer, check_same_sym
 from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
 from gluon_amp.casting.classes import stock_class
 from gluon_amp.casting.every_call import CELL_STATES, GLUONS, Attributes, WouldFreeze, watch
+from gluon_amp.casting.parameters import variable_of
 
 import mxnet as mx
 from mxnet import autograd
@@ -214,10 +215,11 @@ def traced(
     call. Then the attributes of the blocks are as before.
     """
     for param in block.collect_params().values():
-        param.var()  # created outside the scope, as a Parameter keeps its variable and its label
+        variable_of(param)  # outside the scope, as a Parameter keeps its variable and its label
     live = [] if may_freeze else list(named_blocks(block, path, child_paths, live=True))
     for label, child in live:
-        if child is not block and _has_hooks(child):
+        hooks = [*child._forward_hooks.values(), *child._forward_pre_hooks.values()]
+        if child is not block and any(map(is_users, hooks)):
             raise TraceError(label.rpartition(".")[0], "a child has a hook, which gets its arrays")
     modes = {id(child): _mode() for _, child in live}
     ignored = GLUONS - CELL_STATES if isinstance(block, RecurrentCell) else GLUONS
@@ -274,9 +276,9 @@ def traced(
             leave()
 
 
-def _has_hooks(block: Block) -> bool:
-    hooks = [*block._forward_hooks.values(), *block._forward_pre_hooks.values()]
-    return any(hook.__module__ != __name__ for hook in hooks)  # not those of another thread's trace
+def is_users(hook: Callable) -> bool:
+    """Return whether a hook is not one of this package, whose hooks also get symbols."""
+    return not hook.__module__.startswith("gluon_amp.")
 
 
 def symbol_of(path: str, block: HybridBlock) -> Tuple[mx.sym.Symbol, Set[str]]:

@@ -6,7 +6,7 @@ for operators of a library, which raise.
 
 from typing import Container
 
-from gluon_amp.graph import Writer
+from gluon_amp.graph import Writer, flag
 from gluon_amp.lowering.typed_graph import TypedGraph
 
 OWN_PREFIX = "_gluon_amp_"
@@ -16,7 +16,8 @@ def make_dense(graph: TypedGraph, sparse: Container[str]) -> TypedGraph:
     """Return a graph that runs with sparse arrays of these variables.
 
     An operator between them and one of the library may return a sparse array or a dense one, which
-    `cast_storage` returns as it is.
+    `cast_storage` returns as it is. The dense gradient of a matrix times transposed csr data cannot
+    be written to a row_sparse array in a graph, but that of a copy of the matrix can.
     """
     if not sparse:
         return graph
@@ -31,5 +32,7 @@ def make_dense(graph: TypedGraph, sparse: Container[str]) -> TypedGraph:
                     inputs[k] = out.emit("cast_storage", name, inputs[k], stype="default")
         elif node["name"] in sparse or sources & maybe_sparse:
             maybe_sparse.add(i)
+            if node["op"] == "dot" and flag(node["attrs"], "transpose_a"):
+                inputs[1] = out.emit("_mul_scalar", f"{node['name']}_copy", inputs[1], scalar="1")
         out.numbers.append(out.copy(node, inputs)[0])
     return graph.written(out)

@@ -89,3 +89,6 @@ KERNELS = {
     "RNN": _recurrent,
     "Reshape": _reshape,
 }
+
+# Those whose kernel is in gluon_amp's C++ library. MXNet has none, or one whose gradient crashes.
+OURS = ("Deconvolution", "RNN")

@@ -6,7 +6,7 @@ dtype of a cast with the dtype of the tensor that it casts, and fails on
 """
 
 from collections import Counter
-from typing import Dict, Iterable, List, NamedTuple, Optional, Tuple
+from typing import Container, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.graph import (
     ACCUMULATE_ATTR,
@@ -35,6 +35,9 @@ NATIVELY_MIXED = ("BatchNorm",)
 
 # The ends of a net
 ENDS = ("first", "last")
+
+# How a product of sparse arrays runs, or of a weight with a row_sparse gradient: casts are dense
+SPARSE = Decision("float32", "an array that it reads, or its gradient, is sparse")
 
 # Dtype of a tensor of integers or booleans, of any width, while the casts are inserted
 INTEGER = "integer"
@@ -65,36 +68,45 @@ def apply(symbol: mx.sym.Symbol, policy: Policy, dtypes: Dict[str, str]) -> mx.s
 
 
 def plan(
-    symbol: mx.sym.Symbol, policy: Policy, dtypes: Dict[str, str], ends: Tuple[str, ...] = ENDS
+    symbol: mx.sym.Symbol,
+    policy: Policy,
+    dtypes: Dict[str, str],
+    ends: Tuple[str, ...] = ENDS,
+    sparse_gradients: Container[str] = (),
 ) -> Tuple[mx.sym.Symbol, List[Node]]:
     """Return the symbol that `apply` returns, and how each of its operators runs, in order.
 
-    `ends` are those of the net which the graph has: a net may run as several graphs.
+    `ends` are those of the net which the graph has: a net may run as several graphs. The variables
+    in `sparse_gradients` have row_sparse gradients.
     """
-    rewriter = _Rewriter(policy, dtypes, ends)
+    rewriter = _Rewriter(policy, dtypes, ends, sparse_gradients)
     rewritten = rewriter.rewrite(to_json(symbol), policy.output_dtype if rewriter.casting else None)
     return from_json(rewritten, like=symbol), rewriter.nodes
 
 
 def parameter_dtypes(
-    symbol: mx.sym.Symbol, policy: Policy, inputs: Iterable[str]
+    symbol: mx.sym.Symbol,
+    policy: Policy,
+    inputs: Iterable[str],
+    sparse_gradients: Container[str] = (),
 ) -> Dict[str, str]:
     """Return the storage dtype that a policy gives each parameter of a graph.
 
     A parameter is stored in the policy's `param_dtype` if only convolutions and matrix products
     read it, directly or through operators that move values (reshape, concatenate). All other
     parameters (of norms and embeddings, scales, running statistics) are stored in float32. `inputs`
-    are the variables that are data.
+    are the variables that are data, `sparse_gradients` as for `plan`.
     """
     graph = to_json(symbol)
     nodes, readers = graph["nodes"], readers_of(graph)
+    decisions = _decisions(policy, graph, ENDS, sparse_gradients)
 
     def only_products_read(i: int) -> bool:
         for reader, position in readers[i]:
             if reader is None:
                 return False
             node = nodes[reader]
-            decision = _decide(policy, node)
+            decision = decisions[reader]
             if decision.kind == "compute" and position not in op_table.rule(node["op"]).uncast:
                 continue
             moves_values = node["op"] in op_table.MOVES and not decision.pinned
@@ -112,10 +124,12 @@ def parameter_dtypes(
 
 def _decide(policy: Policy, node: dict, end: str = "") -> Decision:
     attrs = node.get("attrs", {})
-    return policy.decide(node["op"], attrs.get(BLOCK_ATTR, ""), node["name"], attrs, end)
+    return policy.decide(node["op"], attrs.get(BLOCK_ATTR), node["name"], attrs, end)
 
 
-def _decisions(policy: Policy, graph: dict, ends: Tuple[str, ...]) -> Dict[int, Decision]:
+def _decisions(
+    policy: Policy, graph: dict, ends: Tuple[str, ...], sparse_gradients: Container[str]
+) -> Dict[int, Decision]:
     """Return how each operator of a graph runs.
 
     An operator that a constant keeps in float32 also keeps in float32 the operators whose results
@@ -129,7 +143,10 @@ def _decisions(policy: Policy, graph: dict, ends: Tuple[str, ...]) -> Dict[int, 
         for end in ends:
             for i in _products_at(graph, decisions, end):
                 decisions[i] = _decide(policy, nodes[i], end)
-        return decisions
+    sparse = {i for i, node in enumerate(nodes) if _is_sparse(node, sparse_gradients)}
+    for i, decision in decisions.items():
+        if decision.kind == "compute" and any(s in sparse for s, *_ in nodes[i]["inputs"]):
+            decisions[i] = SPARSE
     if policy.compute_dtype != "float16":
         return decisions
     readers = readers_of(graph)
@@ -145,6 +162,11 @@ def _decisions(policy: Policy, graph: dict, ends: Tuple[str, ...]) -> Dict[int, 
             wide.add(i)
             decisions[i] = Decision("float32", "only leads to a constant that does not fit float16")
     return decisions
+
+
+def _is_sparse(node: dict, sparse_gradients: Container[str]) -> bool:
+    declared = node["attrs"].get("__storage_type__", "0")
+    return node["op"] == "null" and (declared != "0" or node["name"] in sparse_gradients)
 
 
 def _products_at(graph: dict, decisions: Dict[int, Decision], end: str) -> List[int]:
@@ -179,11 +201,17 @@ class _Rewriter:
     """
 
     def __init__(
-        self, policy: Policy, dtypes: Dict[str, str], ends: Tuple[str, ...], keys=None
+        self,
+        policy: Policy,
+        dtypes: Dict[str, str],
+        ends: Tuple[str, ...],
+        sparse_gradients: Container[str] = (),
+        keys=None,
     ) -> None:
         self.policy = policy
         self.param_dtypes = dtypes
         self.ends = ends
+        self.sparse_gradients = sparse_gradients
         self.nodes = []
         self.casting = not policy.is_float32  # a float32 policy inserts no casts
         self.keys = Counter() if keys is None else keys  # of the products so far, see `Rounding`
@@ -191,7 +219,7 @@ class _Rewriter:
     def rewrite(self, graph: dict, output_dtype: Optional[str]) -> dict:
         """Return the graph with casts, its outputs cast too; add its operators to `nodes`."""
         out = _Emitter()
-        decisions = _decisions(self.policy, graph, self.ends)
+        decisions = _decisions(self.policy, graph, self.ends, self.sparse_gradients)
         for i, old in enumerate(graph["nodes"]):
             node = {**old, "attrs": dict(old.get("attrs", {}))}
             block = node["attrs"].pop(BLOCK_ATTR, "")
@@ -238,7 +266,7 @@ class _Rewriter:
         if "subgraphs" in node:
             # A loop or branch reads and returns float32; its body casts what it reads.
             float32 = dict.fromkeys(self.param_dtypes, "float32")
-            inside = _Rewriter(self.policy, float32, (), self.keys)
+            inside = _Rewriter(self.policy, float32, (), keys=self.keys)
             node["subgraphs"] = [inside.rewrite(body, "float32") for body in node["subgraphs"]]
             self.nodes += inside.nodes
 

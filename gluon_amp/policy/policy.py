@@ -291,9 +291,10 @@ class Policy:
         ops : list of str
             Operator names as in a symbol's graph (`'softmax'`, `'dot'`, `'elemwise_add'`).
         blocks : list of str
-            Regular expressions, searched in the block's path (`'features.0'`) and name, or in the
-            names of a symbol's nodes. All nodes inside a matching block are pinned. A pin of a
-            node's block overrides a pin of its operator.
+            Regular expressions, searched in the block's path (`'features.0'`), or in the names of a
+            symbol's nodes. A block's name counts only if the whole name matches (`'dense2'`), since
+            Gluon numbers names in the order in which layers are made. All nodes inside a matching
+            block are pinned. A pin of a node's block overrides a pin of its operator.
         dtype : str
             `'float32'` or the policy's compute dtype.
         direction : {'forward', 'data_gradient', 'weight_gradient'}, optional
@@ -371,12 +372,12 @@ direction='weight_gradient')
     def decide(
         self,
         op: str,
-        block: str = "",
+        block: Optional[str] = None,
         node: str = "",
         attrs: Optional[Mapping[str, str]] = None,
         end: str = "",
     ) -> Decision:
-        """Return how a node of operator `op` runs; `block` is the path of its block.
+        """Return how a node of operator `op` runs; `block` is the path of its block, if it has one.
 
         A node runs in float32 if its attributes, as in a symbol's JSON, have a constant that
         float16 cannot hold, or if MXNet has no bfloat16 kernel for them. A pin overrides that.
@@ -400,7 +401,7 @@ direction='weight_gradient')
         return Decision("float32", reason) if reason else Decision(rule.kind, rule.reason)
 
     def _decide_study(
-        self, op: str, block: str, node: str, end: str, rule: op_table.OpRule
+        self, op: str, block: Optional[str], node: str, end: str, rule: op_table.OpRule
     ) -> Decision:
         """Return how a node runs under a policy that studies formats: only products are rounded."""
         if not study.is_product(op):
@@ -450,7 +451,9 @@ direction='weight_gradient')
         return self.decide(op).reason
 
     def check_blocks(self, labels: Iterable[tuple]) -> None:
-        """Check the block patterns against path and name of every block of a network.
+        """Check the block patterns against path and prefix of every block of a network.
+
+        A node of a symbol has the path None.
 
         A pattern that matches no block, and two that pin one block to different dtypes, are a
         `ValueError`.
@@ -458,7 +461,7 @@ direction='weight_gradient')
         labels = list(labels)
         for pin in self.pins:
             for pattern in pin.blocks:
-                if not any(re.search(pattern, text) for label in labels for text in label):
+                if not any(_matches(pattern, *label) for label in labels):
                     known = {text for label in labels for text in label if text}
                     raise ValueError(
                         f"Block pattern {pattern!r} matches no block of this net"
@@ -474,11 +477,13 @@ direction='weight_gradient')
         pins = (pin for pin in self.pins if pin.direction == direction)
         return next((p.dtype for p in pins if name in map(registry.canonical, p.ops)), None)
 
-    def _block_pin(self, block: str, node: str, direction: Optional[str] = None) -> Optional[str]:
+    def _block_pin(
+        self, block: Optional[str], node: str, direction: Optional[str] = None
+    ) -> Optional[str]:
         patterns = {}  # dtype -> first pattern that matches
         for pin in self.pins:
             for pattern in pin.blocks if pin.direction == direction else ():
-                if re.search(pattern, block) or re.search(pattern, node):
+                if _matches(pattern, block, node):
                     patterns.setdefault(pin.dtype, pattern)
         if len(patterns) > 1:
             pairs = " and ".join(f"{pattern!r} to {dtype}" for dtype, pattern in patterns.items())
@@ -487,6 +492,18 @@ direction='weight_gradient')
                 "narrow one of the two patterns."
             )
         return next(iter(patterns), None)
+
+
+def _matches(pattern: str, block: Optional[str], node: str) -> bool:
+    """Return whether a pattern finds a block's path, or matches the whole name of a block.
+
+    The name of a node begins with those of the blocks around it, as in net0_dense2_fwd. In the name
+    of a node without a path, the pattern is searched.
+    """
+    if block is None:
+        return any(re.search(pattern, text) for text in ("", node))
+    names = (node[:k] for end in re.finditer("_|$", node) for k in end.span())
+    return bool(re.search(pattern, block)) or any(re.fullmatch(pattern, name) for name in names)
 
 
 def _check_known(op: str, problem: str) -> None:

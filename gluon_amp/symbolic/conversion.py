@@ -5,7 +5,7 @@ from typing import Iterable, Set, Union
 from gluon_amp import graph
 from gluon_amp.base.messages import did_you_mean
 from gluon_amp.lowering import in_place
-from gluon_amp.policy import Policy, cast_pass
+from gluon_amp.policy import Policy, bfloat16_kernels, cast_pass
 
 import mxnet as mx
 
@@ -34,12 +34,13 @@ def convert(
     Returns
     -------
     Symbol
-        Same arguments, auxiliary states and outputs. Parameters that only matrix products read are
-        declared in the policy's `param_dtype`, so that binding allocates them in it. All others,
-        BatchNorm's running statistics too, are declared in float32. Loss heads compute in float32,
-        and outputs are float32. PReLU and hard_sigmoid are written with other operators, as MXNet
-        computes gradients wrongly with them in a graph. To run float16 on a CPU use `Module`, which
-        lowers the graph for its device.
+        Same arguments, auxiliary states and outputs, under the same names. Parameters that only
+        matrix products read are declared in the policy's `param_dtype`, so that binding allocates
+        them in it. All others, BatchNorm's running statistics too, are declared in float32. Loss
+        heads compute in float32, and outputs are float32. PReLU and hard_sigmoid are written with
+        other operators, as MXNet computes gradients wrongly with them in a graph. Recurrent layers
+        and deconvolutions compute in float32 under `bfloat16`, for which MXNet has no kernels of
+        them. `Module` has them, and runs float16 on a CPU, as it lowers the graph for its device.
 
     Raises
     ------
@@ -62,11 +63,49 @@ def convert(
             f"convert() got the policy {policy.name!r}, for which MXNet has no kernels: use "
             "amp.symbolic.Module(symbol, policy=...), which emulates it."
         )
+    if policy.compute_dtype == "bfloat16":
+        policy = policy.pin(ops=bfloat16_kernels.OURS)
     cast = cast_symbol(symbol, policy, data_names, label_names)
     if policy.is_float32:
         return cast
     safe = in_place.avoid_faults_in(graph.to_json(cast))
-    return graph.from_json(safe, like=cast)
+    return graph.from_json(_with_output_names(safe, symbol), like=cast)
+
+
+def _with_output_names(cast: dict, symbol: mx.sym.Symbol) -> dict:
+    """Return a cast graph whose outputs have the names that they have in the symbol.
+
+    MXNet names an output after its node, such as fc_output or split_output1. So the cast of an
+    output gets the name of the node, and the node another one, unless it has outputs that are not
+    cast. Numbered outputs are those of an `amp_multicast`. Others are left as they are: variables,
+    and names of an operator's own, such as norm_mean.
+    """
+    old, nodes, heads = graph.to_json(symbol), list(cast["nodes"]), list(cast["heads"])
+    named, numbered = {}, {}  # casts by the new name of their node, and by number
+    for k, (name, (source, *_)) in enumerate(zip(symbol.list_outputs(), old["heads"])):
+        node, head = old["nodes"][source], nodes[heads[k][0]]
+        stem, _, number = name.rpartition("_output")
+        if head["name"] == node["name"]:
+            continue  # it is not cast
+        if node["op"] == "null" or not stem:
+            heads[k] = head["inputs"][0]
+        elif number:
+            numbered.setdefault(stem, {})[int(number)] = heads[k]
+        else:
+            named[stem] = heads[k]
+    outputs = {head[0] for head in heads}
+    for i, node in enumerate(nodes):
+        if node["op"] != "null" and node["name"] in {*named, *numbered} and i not in outputs:
+            nodes[i] = {**node, "name": f"{node['name']}_uncast"}
+    for stem, (i, *_) in named.items():
+        nodes[i] = {**nodes[i], "name": stem}
+    replaced = {}
+    for stem, casts in numbered.items():
+        inputs = [casts.get(k, max(casts.values())) for k in range(max(2, max(casts) + 1))]
+        replaced.update((cast[0], [len(nodes), k, 0]) for k, cast in casts.items())
+        attrs = {"num_outputs": str(len(inputs))}
+        nodes.append({"op": "amp_multicast", "name": stem, "attrs": attrs, "inputs": inputs})
+    return {**cast, "nodes": nodes, "heads": [replaced.get(head[0], head) for head in heads]}
 
 
 def cast_symbol(
@@ -74,7 +113,7 @@ def cast_symbol(
 ) -> mx.sym.Symbol:
     """Return what `convert` returns, under any policy."""
     inputs = _input_names(symbol, data_names, label_names)
-    policy.check_blocks(("", node["name"]) for node in graph.to_json(symbol)["nodes"])
+    policy.check_blocks((None, node["name"]) for node in graph.to_json(symbol)["nodes"])
     if policy.is_float32:
         return cast_pass.apply(symbol, policy, {})
     return cast_pass.apply(symbol, policy, cast_pass.parameter_dtypes(symbol, policy, inputs))

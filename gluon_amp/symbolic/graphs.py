@@ -58,7 +58,9 @@ class Graphs:
             types = dict(zip([*arguments, *states], [*arg_types, *aux_types]))
             known = {name: dtype for name, dtype in types.items() if dtype is not None}
             frozen = frozenset(frozen)
-            return lower(symbol, known, device_type, frozen, self.scales, scaled=self._scaled)
+            attrs = symbol.attr_dict().items()
+            sparse = {name for name, of in attrs if of.get("__storage_type__", "0") != "0"}
+            return lower(symbol, known, device_type, frozen, self.scales, sparse, self._scaled)
         except mx.base.MXNetError as error:
             bound = ", ".join(f"{name} {dtype_name(dtype)}" for name, dtype in input_dtypes.items())
             raise TypeError(

@@ -102,7 +102,7 @@ def _is_head(node: dict) -> bool:
 def _check_heads(old: dict, policy: Policy) -> None:
     for node in old["nodes"]:
         name, op = node["name"], node["op"]
-        if _is_head(node) and policy.decide(op, "", name).kind == "compute":
+        if _is_head(node) and policy.decide(op, None, name).kind == "compute":
             raise ValueError(
                 f"The loss head {name} is pinned to {policy.compute_dtype}, but a loss scale works "
                 "on float32 gradients: remove the pin, or pass loss_scale=None."

@@ -32,7 +32,6 @@ class ExecutorParameter(mx.gluon.Parameter):
             shape=data[0].shape,
             dtype=data[0].dtype,
             differentiable=name in executors[0].arg_dict,
-            stype=data[0].stype,
             grad_stype="default" if grads is None else grads[0].stype,
         )
         self._ctx_list = list(contexts)

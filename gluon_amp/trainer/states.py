@@ -244,7 +244,7 @@ def _shapes(trainer):
 def _placed(optimizer, param, device, master, rest):
     """Return a saved state in the optimizer's layout for a weight, on the weight's device."""
     weight = param.list_data()[device].as_nd_ndarray()  # as MXNet's Updater creates states
-    master, rest = map_leaves(lambda value: _to_ndarray(value, weight.context), (master, rest))
+    master, rest = map_leaves(lambda value: _to_ndarray(value, weight, optimizer), (master, rest))
     if np.dtype(weight.dtype) == np.float16:
         own = masters.hold(param, weight, weight.astype("float32"))
         if master is None:
@@ -300,7 +300,11 @@ def _to_numpy(value):
     return value.asnumpy() if isinstance(value, nd.NDArray) else value
 
 
-def _to_ndarray(value, context):
-    if isinstance(value, np.ndarray):
-        return nd.array(value, ctx=context, dtype=value.dtype)
-    return value
+def _to_ndarray(value, weight, optimizer):
+    if not isinstance(value, np.ndarray):
+        return value
+    array = nd.array(value, ctx=weight.context, dtype=value.dtype)
+    if weight.stype != "default" and getattr(optimizer, "lazy_update", True):
+        # As optimizers create it. MXNet's updates expect all rows in it, those of zeros too.
+        array = nd.sparse.row_sparse_array((array, nd.arange(len(value))), array.shape)
+    return array

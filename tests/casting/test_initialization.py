@@ -152,3 +152,37 @@ def test_new_initial_values_have_no_bits_of_the_old_masters():
     net.initialize(mx.init.One(), force_reinit=True)
     (master,) = trainer().master_params().values()
     assert master.asscalar() == 1
+
+
+VALUES = np.random.RandomState(0).normal(size=(3, 4))
+
+
+class Copied(mx.init.Initializer):
+    """MXNet cannot write it as text."""
+
+    def __init__(self, values):
+        super().__init__(values=values)
+        self.values = values
+
+    def _init_weight(self, name, weight):
+        weight[:] = self.values
+
+
+@pytest.mark.parametrize("initializer", [mx.init.Constant, Copied])
+@pytest.mark.parametrize("form", [np.asarray, np.ndarray.tolist, kinds.array])
+@pytest.mark.parametrize("policy", ["float16", "bfloat16"])
+@pytest.mark.parametrize("in_units", [0, 4])
+@pytest.mark.parametrize("arrays", ["nd", "np"], indirect=True)
+def test_an_initializer_may_hold_an_array(arrays, in_units, policy, form, initializer):
+    shared = initializer(form(VALUES))
+    net = nn.HybridSequential()
+    net.add(nn.Dense(3, in_units=in_units, weight_initializer=shared))
+    net.add(nn.Dense(4, in_units=3), nn.Dense(3, in_units=in_units, weight_initializer=shared))
+    net.initialize()
+    amp.cast(net, policy)
+    for _ in range(2):
+        net(kinds.array(np.ones((2, 4))))
+        for layer in net[0], net[2]:
+            found = host_copy(layer.weight.data())
+            np.testing.assert_array_equal(found, VALUES.astype("float32").astype(found.dtype))
+        amp.cast(net, policy)  # traces the layers again

@@ -1,4 +1,7 @@
-"""Trainers that were built before the cast."""
+"""Trainers that were built before the cast, and stock trainers of a cast net."""
+
+import re
+import warnings
 
 import pytest
 
@@ -56,3 +59,52 @@ def test_init_trainer_takes_a_stock_trainer_that_was_built_before_the_cast():
     amp.init_trainer(trainer, loss_scale=8)
     backward(trainer, net, fine())
     assert trainer.step(1).applied
+
+
+def steps_of(net, trainer, policy):
+    """Make two steps; return the warnings of gluon_amp."""
+    amp.cast(net, policy)  # once more, which a correct trainer survives
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            if hasattr(trainer, "loss_scale"):
+                backward(trainer, net, fine())
+            else:
+                backward_plain(net)
+            trainer.step(1)
+    return [one for one in caught if "amp." in str(one.message)]
+
+
+@pytest.mark.parametrize(
+    "policy, text",
+    [
+        ("float16", "trains in float16 without a loss scale and float32 masters, so .*amp.Trainer"),
+        ("mixed_float16", "without a loss scale, so that .* call amp.init_trainer"),
+        ("bfloat16", None),
+        ("fused_float32", None),
+    ],
+)
+def test_a_stock_trainer_warns_once_if_it_needs_a_scale(policy, text):
+    net = amp.cast(norm_net(), policy)
+    found = steps_of(net, gluon.Trainer(net.collect_params(), "sgd"), policy)
+    assert len(found) == bool(text)
+    for one in found:
+        assert re.search(text, str(one.message)) and one.filename == __file__
+
+
+@pytest.mark.parametrize("subclass", [gluon.Trainer, type("Distributed", (gluon.Trainer,), {})])
+def test_init_trainer_gives_what_is_missing_and_nothing_warns(subclass):
+    net = amp.cast(norm_net(), "float16")
+    trainer = subclass(net.collect_params(), "sgd")
+    amp.init_trainer(trainer, loss_scale=8)
+    assert steps_of(net, trainer, "float16") == []
+    assert steps_of(net, Trainer(net.collect_params(), "sgd", loss_scale=8), "float16") == []
+
+
+def test_a_stock_trainer_of_frozen_float16_layers_does_not_warn():
+    net = amp.cast(norm_net(), "float16")
+    trainer = gluon.Trainer(net.collect_params(), "sgd")
+    net.collect_params().setattr("grad_req", "null")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.step(1)

@@ -5,6 +5,7 @@ import pytest
 
 import gluon_amp as amp
 
+import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 
@@ -44,3 +45,43 @@ def test_sparse_data_compute_what_dense_data_compute(policy, make, stype):
     for other in (1, 2):
         np.testing.assert_array_equal(outputs[other], outputs[0])
         np.testing.assert_array_equal(gradients[other], gradients[0])
+
+
+class Words(gluon.HybridBlock):
+    """A table of words, whose gradient has the rows of the words in the data, and a dense layer."""
+
+    def __init__(self, shape, transposed):
+        super().__init__()
+        self.transposed = transposed
+        with self.name_scope():
+            self.table = self.params.get("table", shape=shape, grad_stype="row_sparse")
+            self.head = nn.Dense(1, in_units=2)
+
+    def hybrid_forward(self, F, x, table):
+        return self.head(F.sparse.dot(x, table, transpose_a=self.transposed))
+
+
+@pytest.mark.parametrize("shape, transposed", [((4, 2), False), ((3, 2), True)])
+@pytest.mark.parametrize(
+    "policy", ["float16", "mixed_float16", "bfloat16", "fused_float32", "compute=tfloat32"]
+)
+def test_the_gradient_of_a_dot_is_row_sparse(policy, shape, transposed):
+    words, tables = nd.array([[0, 1, 0, 0], [0, 0, 0, 3], [0, 0, 0, 1]]).tostype("csr"), []
+    for one in (None, policy):
+        net = Words(shape, transposed)
+        net.initialize(mx.init.One())
+        if one:
+            amp.cast(net, one)
+        trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.125})
+        for _ in range(2):
+            with autograd.record():
+                loss = net(words).mean()
+            trainer.backward(loss)
+            trainer.step(1)
+        assert net.table.grad().stype == "row_sparse"
+        tables.append(net.table.data().asnumpy())
+    assert not (tables[0] == 1).all()
+    np.testing.assert_allclose(*tables, rtol=2.0**-8)
+    if policy == "float16" and not transposed:
+        (row, *_) = amp.describe(net).rows
+        assert row.compute_dtype == "float32" and "sparse" in row.reason

@@ -116,6 +116,32 @@ def test_two_patterns_that_disagree_about_a_block_are_refused():
         policy.check_blocks([("head.0", "h"), ("body.d.0", "b")])
 
 
+@pytest.mark.parametrize(
+    "pattern, pinned",
+    [
+        ("2", ["2"]),  # the path of the layer named dense0
+        ("^0$", ["0"]),
+        ("dense2", ["0"]),
+        ("^dense[12]_$", ["0", "1"]),
+        ("seq_dense0", ["3.0"]),
+        ("seq", ["3.0", "3.1"]),
+    ],
+)
+def test_a_block_is_found_by_its_path_or_by_its_whole_name(pattern, pinned):
+    names = {"0": "dense2", "1": "dense1", "2": "dense0", "3.0": "seq_dense0", "3.1": "seq_dense2"}
+    policy = Policy("float16").pin(blocks=[pattern])
+    policy.check_blocks([("3", "seq_"), *((path, f"{name}_") for path, name in names.items())])
+    kinds = {path: policy.decide("dot", path, f"{name}_fwd").kind for path, name in names.items()}
+    assert [path for path, kind in kinds.items() if kind == "float32"] == pinned
+
+
+def test_pins_do_not_depend_on_the_order_in_which_layers_were_made():
+    policy = Policy("float16").pin(blocks=["2"])
+    for names in (("dense0_", "dense1_"), ("dense2_", "dense12_")):
+        with pytest.raises(ValueError, match="Block pattern '2' matches no block"):
+            policy.check_blocks([("0", names[0]), ("1", names[1])])
+
+
 def test_a_pattern_that_matches_no_block_is_refused_with_near_matches():
     with pytest.raises(ValueError, match="'featurs' matches no block .*did you mean 'features'"):
         Policy.parse("float16").pin(blocks=["featurs"]).check_blocks([("features", "net0")])

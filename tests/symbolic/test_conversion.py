@@ -1,9 +1,11 @@
 """What `convert` makes of a symbol."""
 
+import numpy as np
 import pytest
 
 import gluon_amp as amp
 from gluon_amp.symbolic import convert, loss_head
+from tests.marks import needs_bfloat16
 from tests.symbolic.networks import conv_net, ops_of, types_of
 
 import mxnet as mx
@@ -85,3 +87,87 @@ def test_prelu_gets_the_imperative_gradient():
     executor.forward(is_train=True, data=mx.nd.array([[-1, 2], [-3, 4]]))
     executor.backward(mx.nd.ones((2, 2)))
     assert executor.grad_dict["slope"].asscalar() == -8
+
+
+OUTPUT_IN_FLOAT16 = "params=float32,compute=float16,output=float16"
+DATA = mx.sym.var("data")
+DENSE = mx.sym.FullyConnected(DATA, num_hidden=4, name="fc")
+FIRST, SECOND = mx.sym.split(DENSE, num_outputs=2, name="split")
+LSTM = {"mode": "lstm", "state_size": 3, "num_layers": 1, "state_outputs": True, "name": "lstm"}
+
+
+@pytest.mark.parametrize(
+    "symbol",
+    [
+        DENSE,
+        DENSE.get_internals(),  # variables among the outputs
+        SECOND,
+        mx.sym.Group([SECOND, mx.sym.SoftmaxOutput(DENSE, name="softmax"), SECOND, DENSE, FIRST]),
+        mx.sym.Activation(DENSE, act_type="relu", name="relu"),
+        mx.sym.BatchNorm(DENSE, output_mean_var=True, name="norm"),
+        mx.sym.LeakyReLU(DENSE, mx.sym.var("slope"), act_type="prelu", name="prelu"),
+        mx.sym.topk(DENSE, k=2, ret_typ="both", dtype="int32", name="best"),
+        mx.sym.RNN(DATA, *map(mx.sym.var, ("weight", "state", "cell")), **LSTM),
+    ],
+)
+def test_outputs_keep_their_names(symbol):
+    for policy in ("float16", "mixed_float16", "bfloat16", "fused_float32", OUTPUT_IN_FLOAT16):
+        cast = convert(symbol, policy)
+        assert cast.list_outputs() == symbol.list_outputs()
+        assert mx.sym.load_json(cast.tojson()).list_outputs() == symbol.list_outputs()
+        assert cast.list_arguments() == symbol.list_arguments()
+
+
+def test_a_renamed_output_is_found_by_its_name():
+    cast = convert(mx.sym.Group([DENSE, SECOND]), "mixed_float16")
+    types = types_of(cast, data="float32")
+    assert types["fc_output"] == types["split_output1"] == "float32"
+    assert types["fc_uncast_output"] == "float16"
+
+
+def values_and_gradients(symbol, **shapes):
+    """Return outputs and gradients for random arguments and head gradients, by name."""
+    executor, rng = symbol.simple_bind(mx.cpu(), **shapes), np.random.RandomState(0)
+    for name in sorted(executor.arg_dict):
+        executor.arg_dict[name][:] = rng.randn(*executor.arg_dict[name].shape)
+    outputs = [output.copy() for output in executor.forward(is_train=True)]
+    executor.backward([mx.nd.array(rng.randn(*output.shape)) for output in outputs])
+    return [array.asnumpy() for array in [*outputs, *executor.grad_arrays]]
+
+
+RECURRENT = [
+    (mode, layers, bidirectional)
+    for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu")
+    for layers, bidirectional in ((1, False), (2, True))
+]
+
+
+@needs_bfloat16
+@pytest.mark.parametrize("mode, layers, bidirectional", RECURRENT)
+def test_recurrent_layers_run_in_bfloat16(mode, layers, bidirectional):
+    states = {"state": mx.sym.zeros((layers * (1 + bidirectional), 2, 5))}
+    if mode == "lstm":
+        states["state_cell"] = states["state"]
+    options = {"mode": mode, "num_layers": layers, "bidirectional": bidirectional}
+    out = mx.sym.RNN(DATA, mx.sym.var("weight"), state_size=5, **options, **states)
+    out = mx.sym.FullyConnected(out, num_hidden=3, flatten=False, name="fc")
+    assert_same_in_bfloat16(out, data=(3, 2, 4))
+
+
+@needs_bfloat16
+@pytest.mark.parametrize(
+    "symbol, shape",
+    [
+        (mx.sym.Group([SECOND, DENSE, FIRST]), (2, 3)),
+        (mx.sym.Deconvolution(DATA, kernel=(4, 4), stride=(2, 2), num_filter=2), (2, 3, 5, 5)),
+    ],
+)
+def test_a_converted_symbol_runs_in_bfloat16(symbol, shape):
+    assert_same_in_bfloat16(symbol, data=shape)
+
+
+def assert_same_in_bfloat16(symbol, **shapes):
+    expected = values_and_gradients(symbol, **shapes)
+    found = values_and_gradients(convert(symbol, "bfloat16"), **shapes)
+    for one, other in zip(found, expected):
+        np.testing.assert_allclose(one, other, atol=2.0**-5 * abs(other).max())

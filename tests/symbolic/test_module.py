@@ -1,5 +1,7 @@
 """`Module`: its steps, its optimizer, binding, gradients in and out, files, bad input."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -420,3 +422,48 @@ def test_data_of_another_dtype_is_refused():
         module.bind([DataDesc("data", (1, 1), "float64")], [("softmax_label", (1, 1))])
     assert not module.binded
     module.bind([("data", (1, 1))], [("softmax_label", (1, 1))])
+
+
+# ---------------------------------------------------------------------- sparse arrays
+
+
+def factors():
+    """Return a table that is stored as row_sparse, as in MXNet's matrix factorization."""
+    table = mx.sym.var("table", stype="row_sparse", init=mx.init.One())
+    options = {"input_dim": 4, "output_dim": 2, "sparse_grad": True}
+    rows = mx.sym.sparse.Embedding(mx.sym.var("data"), table, **options)
+    out = mx.sym.FullyConnected(rows, num_hidden=1, name="fc")
+    return mx.sym.LinearRegressionOutput(out, mx.sym.var("softmax_label"), name="head")
+
+
+def words():
+    """Return a product of csr data."""
+    table = mx.sym.var("table", shape=(4, 1), stype="row_sparse", init=mx.init.One())
+    out = mx.sym.sparse.dot(mx.sym.var("data", stype="csr"), table)
+    return mx.sym.LinearRegressionOutput(out, mx.sym.var("softmax_label"), name="head")
+
+
+@pytest.mark.parametrize(
+    "network, data",
+    [(factors, nd.array([0, 2])), (words, nd.array([[0, 3, 0, 0], [0, 0, 1, 0]]).tostype("csr"))],
+)
+@pytest.mark.parametrize("policy, atol", [("float32", 0), ("float16", 0.01), ("bfloat16", 0.05)])
+def test_row_sparse_parameters_train_as_in_mxnet(network, data, policy, atol, tmp_path):
+    batches = NDArrayIter(data, nd.zeros(2), 2, last_batch_handle="discard")
+    states, trained = str(tmp_path / "states"), []
+    for own in (mx.mod.Module, partial(Module, policy=policy)):
+        module = own(network())
+        module.bind(batches.provide_data, batches.provide_label)
+        module.init_params(mx.init.One())
+        module.init_optimizer(optimizer="adam", optimizer_params={"learning_rate": 0.125})
+        for step_number in range(3):
+            if step_number == 2:
+                module.save_optimizer_states(states)
+                module.load_optimizer_states(states)
+            batches.reset()
+            module.forward_backward(next(batches))
+            module.update()
+        trained.append(module.get_params()[0]["table"])
+    stock, found = trained
+    assert found.stype == stock.stype == "row_sparse" and (found.asnumpy() != 1).any()
+    np.testing.assert_allclose(found.asnumpy(), stock.asnumpy(), rtol=1e-5, atol=atol)
