@@ -20,16 +20,20 @@ import mxnet as mx
 from mxnet import autograd, nd
 
 Run = Callable[[List[nd.NDArray]], List[nd.NDArray]]
+Call = Tuple[str, list, Dict[str, str], str]
 
 # Operators that read positive definite matrices
 SYMMETRIC = ("_linalg_potr", "_linalg_syevd", "_npi_cholesky", "_npi_eigh", "_npi_eigvalsh")
 # Where random inputs begin: the first at which outputs and gradients are finite is taken
 STARTS = (-0.5, 0.25, 1.25)
+# The lower one of two integers, where it is not 0: a sequence is not shorter than its labels
+LEAST = {
+    "CTCLoss": (0, 1, 4, 1),
+    **{f"Sequence{name}": (0, 1) for name in ("Last", "Mask", "Reverse")},
+}
+NONE = (0,) * 9
 SECONDS = 20  # for a call
 STATIC = (("static_alloc", True), ("static_shape", True))
-
-
-Call = Tuple[str, list, Dict[str, str], str]
 
 
 def all_calls() -> Iterator[Call]:
@@ -42,12 +46,12 @@ def all_calls() -> Iterator[Call]:
 
 
 def inputs(op: str, shapes: list, dtype: str, start: float) -> List[nd.NDArray]:
-    """Return random inputs of an operator: integers from 0 to 1, or reals from `start` on."""
+    """Return random inputs of an operator: reals from `start` on, or two integers."""
     random, arrays = np.random.RandomState(7), []
-    for shape in shapes:
+    for i, shape in enumerate(shapes):
         values, kind = random.uniform(start, start + 1, shape), dtype
         if isinstance(shape, calls.Ids):
-            values = random.randint(0, 2, shape) + op.startswith(("Sequence", "CTC"))
+            values = random.randint(0, 2, shape) + LEAST.get(op, NONE)[i]
             kind = calls.ID_DTYPES.get(op, "int32")
         elif op.startswith(SYMMETRIC):
             values = values @ values.T + np.eye(len(values))
