@@ -67,17 +67,12 @@ def constants_of(x: Any) -> Optional[tuple]:
 
 
 def value_of(x: Any) -> Any:
-    """Return what equals that of another object only if both have the same effect on a trace.
+    """Return what two attributes have in common only if they have the same effect on a trace.
 
-    Of arrays and of objects that are not constants it is something new, as these may change.
+    For arrays and for objects that are not constants it is new each time, as these may change.
     """
     constants = constants_of(x)
     return object() if constants is None or any(True for _ in arrays_in(x)) else constants
-
-
-def same_value(x: Any, other: Any) -> bool:
-    """Return whether two attributes are one object, or have the same effect on a trace."""
-    return x is other or value_of(x) == value_of(other)
 
 
 def _items(x: Any) -> list:

@@ -35,6 +35,7 @@ from gluon_amp.casting.tracing import (
     TraceError,
     hybrid_blocks,
     is_tracing,
+    is_users,
     roots,
     trace,
 )
@@ -201,15 +202,15 @@ class Cast(Mixin):
         self._amp.note(name, old, object())
 
     def register_forward_hook(self, hook: Callable) -> Any:
-        self._clear_for_hook()
+        self._clear_for(hook)
         return super().register_forward_hook(hook)
 
     def register_forward_pre_hook(self, hook: Callable) -> Any:
-        self._clear_for_hook()
+        self._clear_for(hook)
         return super().register_forward_pre_hook(hook)
 
-    def _clear_for_hook(self):
-        if not is_tracing():  # not the hook of a trace
+    def _clear_for(self, hook):
+        if is_users(hook):
             self._clear_cached_op()  # and those of the blocks that contain this one
 
     def forward(self, *args: Any) -> Any:

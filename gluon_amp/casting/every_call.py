@@ -14,7 +14,7 @@ from typing import Any, Callable, FrozenSet, Iterable, Iterator, List, Optional,
 import numpy as np
 
 from gluon_amp.base.mxnet_internals import imperative_invoke
-from gluon_amp.casting.arguments import same_value
+from gluon_amp.casting.arguments import value_of
 
 import mxnet as mx
 from mxnet import autograd
@@ -83,9 +83,7 @@ def watch(is_frozen: Callable[[], bool]) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.setprofile(None if in_c else users)
-        if in_c:
-            users.enable()
+        users.enable() if in_c else sys.setprofile(users)
 
 
 class Attributes:
@@ -112,5 +110,7 @@ class Attributes:
             now = vars(block)
             for name in {**before, **now}.keys() - self._ignored:
                 old, new = before.get(name), now.get(name)
-                if not (isinstance(new, (Block, Parameter)) or same_value(old, new)):
+                if old is new or isinstance(new, (Block, Parameter)):
+                    continue
+                if value_of(old) != value_of(new):
                     yield path, block, before, name

@@ -71,7 +71,7 @@ def _differentiated(net: HybridBlock, inputs: tuple) -> SymbolBlock:
     """Return a block that shares the parameters of a net and computes its derivative."""
     binding = binding_of(net)
     path = binding.path if binding else ""
-    traced = trace(net, path, inputs)
+    traced = trace(net, path, inputs, may_freeze=False)
     shapes = {s.name: array.shape for s, array in zip(traced.inputs, arrays_in(inputs))}
     symbol = derivative(traced.symbol, traced.inputs[0].name, shapes)
     variables = [  # with dtypes, as SymbolBlock warns otherwise

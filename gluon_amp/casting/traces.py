@@ -1,23 +1,16 @@
 """The traces of a cast block: which graph runs under which circumstances."""
 
-import re
 import weakref
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
 from gluon_amp import graph
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting import statistics
-from gluon_amp.casting.arguments import arrays_in, constants_of, is_sparse, same_value, value_of
+from gluon_amp.casting.arguments import CONSTANTS, arrays_in, constants_of, is_sparse, value_of
 from gluon_amp.casting.every_call import GLUONS, Attributes
 from gluon_amp.casting.parameters import dtype_of, frozen_names, has_sparse_gradient
 from gluon_amp.casting.sharing import add_user
-from gluon_amp.casting.tracing import (
-    HybridBlock,
-    TraceError,
-    imperative_blocks,
-    is_tracing,
-    trace,
-)
+from gluon_amp.casting.tracing import HybridBlock, TraceError, is_tracing, named_blocks, trace
 from gluon_amp.lowering.delayed_scaling import Scales
 from gluon_amp.policy import Policy, cast_pass
 
@@ -124,12 +117,15 @@ class Binding:
 
     def note(self, name: str, old: Any, new: Any) -> None:
         """Note that an attribute of the block was set, which its `hybrid_forward` may read."""
-        if name in GLUONS or self.varying or is_tracing() or same_value(old, new):
+        if name in GLUONS or self.varying or is_tracing():
             return
-        values = self._values.setdefault(name, [value_of(old)])
-        value = value_of(new)
+        changed_in_place = old is new and not isinstance(new, CONSTANTS)
+        first = object() if changed_in_place else value_of(old)
+        values, value = self._values.setdefault(name, [first]), value_of(new)
         if value not in values:
             values.append(value)
+        elif values.index(value) == self.attributes.get(name, 0):
+            return
         self.attributes[name] = values.index(value)
         if self.running:
             self.varying = f"it changes its attribute {name!r} at each call"
@@ -146,7 +142,7 @@ class Binding:
         others = self._others.changed()
         if self._seen is _last_change and not others:
             return
-        blocks = list(imperative_blocks(block, self.path, self.child_paths))
+        blocks = list(named_blocks(block, self.path, self.child_paths, live=True))
         self._inside = tuple(vars(b)["_amp"] for _, b in blocks if "_amp" in vars(b))
         versions = [binding.version for binding in self._inside if binding is not self]
         if self._versions not in (None, versions):
@@ -234,9 +230,8 @@ class Binding:
 
     def path_in(self, error: Exception) -> str:
         """Return the path of the block whose operator an error of MXNet names, or the block's."""
-        named = re.search(r"Error in operator ([^:\s]+):", str(error))
-        paths = {node.name: node.block for node in self.nodes or () if named}
-        return paths.get(named.group(1), self.path) if named else self.path
+        named = (n.block for n in self.nodes or () if f"in operator {n.name}:" in str(error))
+        return next(named, self.path)
 
     def select_to_export(self, block: HybridBlock) -> bool:
         """Select a trace that has run, rather one of inference; return whether there is one."""

@@ -58,31 +58,24 @@ class TraceError(ValueError):
 
 
 def named_blocks(
-    net: Block, path: str = "", child_paths: Mapping[str, str] = MappingProxyType({})
+    net: Block,
+    path: str = "",
+    child_paths: Mapping[str, str] = MappingProxyType({}),
+    live: bool = False,
 ) -> Iterator[Tuple[str, Block]]:
     """Yield the path, such as `'features.0'`, and the block of a net and all its descendants.
 
-    `child_paths` are those of children that their names do not give: see `Binding`.
-    """
-    yield path, net
-    for name, child in net._children.items():
-        yield from named_blocks(child, child_paths.get(name, f"{path}.{name}" if path else name))
-
-
-def imperative_blocks(
-    net: Block, path: str = "", child_paths: Mapping[str, str] = MappingProxyType({})
-) -> Iterator[Tuple[str, Block]]:
-    """As `named_blocks`, but without blocks that the user hybridized, and what is inside them.
-
-    Without a cast, the Python code of the blocks that it yields runs at each call.
+    `child_paths` are those of children that their names do not give: see `Binding`. With `live`,
+    those are left out that the user hybridized, with all inside them; the Python code of the others
+    runs at each call if there is no cast.
     """
     binding = vars(net).get("_amp")
-    if binding.hybridized if binding else getattr(net, "_active", False):
+    if live and (binding.hybridized if binding else getattr(net, "_active", False)):
         return
     yield path, net
     for name, child in net._children.items():
         at = child_paths.get(name, f"{path}.{name}" if path else name)
-        yield from imperative_blocks(child, at)
+        yield from named_blocks(child, at, live=live)
 
 
 def hybrid_blocks(net: Block) -> Iterator[Tuple[str, HybridBlock]]:
@@ -223,9 +216,10 @@ def traced(
     """
     for param in block.collect_params().values():
         variable_of(param)  # outside the scope, as a Parameter keeps its variable and its label
-    live = [] if may_freeze else list(imperative_blocks(block, path, child_paths))
+    live = [] if may_freeze else list(named_blocks(block, path, child_paths, live=True))
     for label, child in live:
-        if child is not block and _has_hooks(child):
+        hooks = [*child._forward_hooks.values(), *child._forward_pre_hooks.values()]
+        if child is not block and any(map(is_users, hooks)):
             raise TraceError(label.rpartition(".")[0], "a child has a hook, which gets its arrays")
     modes = {id(child): _mode() for _, child in live}
     ignored = GLUONS - CELL_STATES if isinstance(block, RecurrentCell) else GLUONS
@@ -282,9 +276,9 @@ def traced(
             leave()
 
 
-def _has_hooks(block: Block) -> bool:
-    hooks = [*block._forward_hooks.values(), *block._forward_pre_hooks.values()]
-    return any(hook.__module__ != __name__ for hook in hooks)  # not those of another thread's trace
+def is_users(hook: Callable) -> bool:
+    """Return whether a hook is not one of this package, whose hooks also get symbols."""
+    return not hook.__module__.startswith("gluon_amp.")
 
 
 def symbol_of(path: str, block: HybridBlock) -> Tuple[mx.sym.Symbol, Set[str]]:

@@ -95,6 +95,8 @@ def test_what_is_no_traceable_net_is_refused():
         amp.input_gradient(nn.Sequential(), x)
     with pytest.raises(ValueError, match="cannot be traced"):
         amp.input_gradient(function(lambda F, x: x.reshape((x.shape[0], -1))), x)
+    with pytest.raises(ValueError, match="it draws random numbers in Python"):
+        amp.input_gradient(function(lambda F, x: x * np.random.rand()), x)
 
 
 def test_numpy_functions():

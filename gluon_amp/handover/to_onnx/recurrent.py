@@ -32,14 +32,16 @@ def rnn(n: Node, w: Writer) -> List[str]:
         attributes["linear_before_reset"] = 1
     if mode == "rnn_relu":
         attributes["activations"] = ["Relu"] * ways
+    narrow = n.inputs[1].value.dtype != n.wide  # as those of a mixed file are stored
     lasts: List[List[str]] = []
     for layer, weights in enumerate(_weights(n, layers, ways)):
         first = [w.sliced(one, 0, layer * ways, (layer + 1) * ways) for one in states]
+        names = [w.constant(one, "weights") for one in weights]
         out, *last = w.several(
             len(states) + 1,
             MODES[mode][0],
             value,
-            *[_wide(w.constant(one, "weights"), one.dtype.name, n, w) for one in weights],
+            *[w.cast(name, n.wide) if narrow else name for name in names],
             "",
             *first,
             hidden_size=n.integer("state_size"),
@@ -50,11 +52,6 @@ def rnn(n: Node, w: Writer) -> List[str]:
         lasts.append(last)
     joined = [w.add("Concat", *one, axis=0) for one in zip(*lasts)]
     return [w.back(one, n) for one in [value, *joined]]
-
-
-def _wide(value: str, dtype: str, n: Node, w: Writer) -> str:
-    """Return weights in the wide dtype; those of a mixed file are stored in float16."""
-    return value if dtype == n.wide else w.cast(value, n.wide)
 
 
 def _weights(n: Node, layers: int, ways: int) -> List[List[np.ndarray]]:
