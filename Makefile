@@ -10,7 +10,7 @@ TOOLS := pretrained,results,docs,test,notebooks,tensorboard,export
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup train test test-all lint weights format zoo benchmark input results ablation edge floor \
-  photographs yardstick wire clients onnx handover horovod notebooks matrix asan docs clean
+  photographs yardstick wire clients onnx operators handover horovod notebooks matrix asan docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -88,7 +88,7 @@ results: setup ## train the digits in three dtypes over seeds, into results/digi
 	$(BIN)/python scripts/results_table.py $(ARGS)
 
 # One thread for each run, as sums depend on the number of threads.
-ablation edge floor photographs wire yardstick: export OMP_NUM_THREADS = 1
+ablation edge floor operators photographs wire yardstick: export OMP_NUM_THREADS = 1
 ablation: setup ## train without masters, scaling and pins, into results (5 minutes)
 	$(BIN)/python -m experiments.ablation --output results $(ARGS)
 
@@ -115,6 +115,9 @@ horovod: setup ## build Horovod in .horovod, train with two workers, kill one an
 
 onnx: setup ## export every network of the zoos to ONNX and compare (an hour)
 	$(BIN)/python -m experiments.onnx_table --output docs/results $(ARGS)
+
+operators: setup ## call every operator, twice backward, and write docs/results/operators.md (6 minutes)
+	$(BIN)/python -m experiments.operators --output docs/results $(ARGS)
 
 handover: setup ## install PyTorch in .handover, hand networks over to it and compare (10 minutes)
 	$(BIN)/python -m experiments.handover $(ARGS)

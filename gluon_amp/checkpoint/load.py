@@ -131,26 +131,20 @@ def _restore_averages(path, saved: Saved, params, trainer) -> None:
     for number, ema in enumerate(averages):
         values = saved.averages[number] if number < len(saved.averages) else {}
         ema.load({params[name].name: value for name, value in values.items()})
-    if len(averages) > len(saved.averages):
-        logger.warning(
-            "%s has no average for an amp.EMA of this trainer, which begins with the loaded "
-            "weights.",
-            os.path.basename(path),
-        )
+    warning = "no average for an amp.EMA of this trainer, which begins with the loaded weights."
     if len(averages) < len(saved.averages):
-        logger.warning(
-            "%s has averaged weights, which were left out: build amp.EMA(net, trainer) before "
-            "loading it to get them.",
-            os.path.basename(path),
+        warning = (
+            "averaged weights, which were left out: build amp.EMA(net, trainer) before loading it "
+            "to get them."
         )
+    if len(averages) != len(saved.averages):
+        logger.warning("%s has %s", os.path.basename(path), warning)
 
 
 def _set(param, values: List[np.ndarray]) -> None:
     """Set a parameter on all devices, initialized or not."""
     dtype = np.dtype(param.dtype)
-    value = values[0]
-    if len(values) > 1:
-        value = np.mean(values, axis=0, dtype=np.float64)
+    value = np.mean(values, axis=0, dtype=np.float64) if len(values) > 1 else values[0]
     with np.errstate(over="ignore"):
         value = value.astype(dtype)
     param._load_init(of_kind_for(param, nd.array(value, dtype=dtype)), None)

@@ -115,16 +115,15 @@ def _collect(net, trainer, extra) -> Tuple[dict, Dict[str, np.ndarray]]:
             f"{first_few(missing)} have no values yet: initialize the net and run it on some data "
             "before saving it."
         )
-    # This syncs the masters, so it comes before `state_dict`.
-    wide = trainer.master_params()
-    wide = {name: wide[params[name].name] for name in trained}
+    masters = trainer.master_params()  # this syncs them, so it comes before `state_dict`
+    wide = {name: masters[params[name].name] for name in trained}
     arrays, saved = {}, {}
     for name, param in params.items():
-        values = [_values(param, wide.get(name))]
-        if is_statistic(param) and len(param.list_data()) > 1:
-            values = [host_copy(array) for array in param.list_data()]
+        values = param.list_data() if is_statistic(param) else param.list_data()[:1]
+        if name in wide and np.dtype(param.dtype) == np.float16:
+            values = [wide[name]]
         keys = [f"parameters/{name}" + (f"/{k}" if k else "") for k in range(len(values))]
-        arrays.update(zip(keys, values))
+        arrays.update(zip(keys, map(host_copy, values)))
         saved[name] = {"dtype": np.dtype(param.dtype).name, "arrays": keys}
     state = trainer.state_dict()
     # States have names and not positions, and no masters: these are the parameters' saved values.
@@ -148,11 +147,3 @@ def _collect(net, trainer, extra) -> Tuple[dict, Dict[str, np.ndarray]]:
         arrays.update((key, host_copy(averages[params[name].name])) for name, key in keys.items())
         header.setdefault("averages", []).append(keys)
     return header, arrays
-
-
-def _values(param, master) -> np.ndarray:
-    """Return the values to save: the master of a float16 parameter, or its own."""
-    array = param.list_data()[0]
-    if master is not None and np.dtype(array.dtype) == np.float16:
-        array = master
-    return host_copy(array)

@@ -29,7 +29,7 @@ from mxnet import autograd, gluon
 # A tensor of a graph: its node and which output of it
 Edge = Tuple[int, int]
 
-RESHAPES = ("Reshape", "_np_reshape", "_npx_reshape", "_npi_reshape")
+RESHAPES = ("Reshape", "_np_reshape", "_npx_reshape")
 REGIONS = ("ROIPooling", "_contrib_ROIAlign")  # have rows of an image's number and corners second
 # Positions of the inputs that are indices, lengths, conditions or regions
 INDICES = {**op_table.UNCAST, **dict.fromkeys(REGIONS, (1,)), "one_hot": (0,)}
@@ -63,10 +63,18 @@ class Network(NamedTuple):
         """Return the path of the block that called a node; an empty one is the net itself."""
         return self.paths.get(self.nodes[i]["name"], "")
 
+    def place_of(self, i: int) -> str:
+        """Return the block and the operator of a node in words."""
+        return f"block {self.path_of(i) or 'net'}, operator {self.nodes[i]['op']}"
+
+    def inputs_of(self, i: int) -> List[Edge]:
+        """Return the edges that a node reads."""
+        return [tuple(entry[:2]) for entry in self.nodes[i]["inputs"]]
+
     def edges(self) -> List[Edge]:
         """Return every tensor that a node reads or the net returns, in topological order."""
-        read = {tuple(entry[:2]) for node in self.nodes for entry in node["inputs"]}
-        return sorted(read | {*self.outputs})
+        read = (edge for i in range(len(self.nodes)) for edge in self.inputs_of(i))
+        return sorted({*read, *self.outputs})
 
     def indices(self) -> Dict[str, bool]:
         """Return the inputs that are integers, or are read as indices, lengths or conditions.
@@ -106,17 +114,16 @@ class Network(NamedTuple):
                 _, found, _ = symbol.infer_shape_partial(**known)
             smallest = 0 if self.numpy else 1  # of a known size
             unknown = (e for e, s in zip(edges, found) if s is None or min(s, default=1) < smallest)
-            i = next(unknown, edges[-1])[0]
             raise UsageError(
-                f"block {self.path_of(i) or 'net'}, operator {self.nodes[i]['op']}, returns a "
-                "shape that depends on values, not on shapes alone: replace it by other operators, "
-                "or export the net up to that block."
+                f"{self.place_of(next(unknown, edges[-1])[0])}, returns a shape that depends on "
+                "values, not on shapes alone: replace it by other operators, or export the net up "
+                "to that block."
             )
         shapes = dict(zip(edges, found))
         for i, node in enumerate(self.nodes):
             # MXNet infers the shape without the size, and the operator would end the process
             if node["op"] in RESHAPES and (i, 0) in shapes:
-                before, after = shapes[tuple(node["inputs"][0][:2])], shapes[i, 0]
+                before, after = shapes[self.inputs_of(i)[0]], shapes[i, 0]
                 if np.prod(before) != np.prod(after):
                     raise ShapeError(f"{node['name']} reshapes {before} to {after}")
         return shapes
@@ -183,8 +190,26 @@ def network_of(
     arrays = list(arrays_in(arguments))
     if not arrays or not all(isinstance(array, mx.nd.NDArray) for array in arrays):
         raise TypeError(f"{function}() needs the net's inputs, as NDArrays: pass a batch.")
-    if isinstance(net, mx.mod.BaseModule):
-        return _of_module(net, arrays, function)
+    of = _of_module if isinstance(net, mx.mod.BaseModule) else _of_block
+    symbol, names, parameters = of(net, arguments, function)
+    if len(names) != len(arrays):
+        raise UsageError(
+            f"{function}() got {len(arrays)} inputs, expected {len(names)}: {first_few(names)}."
+        )
+    json = in_inference(graph.to_json(graph.in_float32(symbol)))
+    read = [name for name in graph.variables(json) if name in parameters]
+    values = {name: _wide(parameters[name]) for name in read}
+    given = {name: _wide(array) for name, array in zip(names, arrays)}
+    paths = {node["name"]: node["attrs"].get(graph.BLOCK_ATTR, "") for node in json["nodes"]}
+    return Network(json, given, values, isinstance(symbol, NumpySymbol), paths)
+
+
+# A symbol, the names of its inputs, and the arrays of its parameters by name
+Graph = Tuple[mx.sym.Symbol, List[str], Dict[str, mx.nd.NDArray]]
+
+
+def _of_block(net: gluon.Block, arguments: tuple, function: str) -> Graph:
+    """Return the graph of a block, with its masters."""
     if not isinstance(net, gluon.HybridBlock):
         raise TypeError(
             f"{function}() got a {type(net).__name__}, expected a HybridBlock or a Module: a "
@@ -197,14 +222,11 @@ def network_of(
             inputs, symbol, *_ = trace(called, "", arguments)
     except TraceError as error:
         raise UsageError(f"{function}(): {error}") from None
-    parameters = {param.name: param for param in net.collect_params().values()}
-    json = in_inference(graph.to_json(graph.in_float32(symbol)))
-    names = [variable.name for variable in inputs]
-    read = [name for name in graph.variables(json) if name not in names]
-    values = {name: _value_of(parameters[name]) for name in read}
-    given = {name: _wide(array) for name, array in zip(names, arrays)}
-    paths = {node["name"]: node["attrs"].get(graph.BLOCK_ATTR, "") for node in json["nodes"]}
-    return Network(json, given, values, isinstance(symbol, NumpySymbol), paths)
+    values = {}
+    for param in net.collect_params().values():
+        master = master_of(param)
+        values[param.name] = param.list_data()[0] if master is None else master
+    return symbol, [variable.name for variable in inputs], values
 
 
 class _Caller(gluon.HybridBlock):
@@ -238,29 +260,15 @@ def _run_once(net: gluon.HybridBlock, arguments: tuple, function: str) -> None:
         ) from None
 
 
-def _value_of(param: gluon.Parameter) -> np.ndarray:
-    master = master_of(param)
-    return _wide(param.list_data()[0] if master is None else master)
-
-
 def _wide(array: mx.nd.NDArray) -> np.ndarray:
     value = host_copy(array)
     return value.astype(np.float32) if value.dtype == np.float16 else value
 
 
-def _of_module(module: mx.mod.BaseModule, arrays: list, function: str) -> Network:
-    """Return the network of a bound Module, whose labels are not among its inputs."""
+def _of_module(module: mx.mod.BaseModule, arguments: tuple, function: str) -> Graph:
+    """Return the graph of a bound Module, whose labels are not among its inputs."""
     if not (module.binded and module.params_initialized):
         raise UsageError(f"{function}() got a Module without values: bind and initialize it first.")
     weights, states = module.get_params()
-    values = {name: _wide(array) for name, array in {**weights, **states}.items()}
-    json = in_inference(
-        graph.to_json(graph.in_float32(graph.without_own_attributes(module.symbol)))
-    )
-    names = list(module.data_names)
-    if len(names) != len(arrays):
-        raise UsageError(
-            f"{function}() got {len(arrays)} inputs, expected {len(names)}: {first_few(names)}."
-        )
-    given = {name: _wide(array) for name, array in zip(names, arrays)}
-    return Network(json, given, values, isinstance(module.symbol, NumpySymbol), {})
+    symbol = graph.without_own_attributes(module.symbol)
+    return symbol, list(module.data_names), {**weights, **states}

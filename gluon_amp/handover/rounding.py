@@ -24,8 +24,8 @@ LEAST = {"float32": 2.0**-17, "float16": 2.0**-9}
 # Sums that read no weight, and the axes from which results have one error in common. Some programs
 # add n terms one by one, with an error of about sqrt(n) roundings (Higham and Mary, SIAM J. Sci.
 # Comput. 41(5), 2019). MXNet's InstanceNorm of 512 × 512 pixels is off by 2.6e-4 (measured).
-SUMS = {"Pooling": None, "mean": None, "InstanceNorm": 2, "GroupNorm": 2, "LayerNorm": -1}
-SUMS.update({"_npx_pooling": None, "_npi_mean": None, "_npx_layer_norm": -1})
+SUMS = {"InstanceNorm": 2, "GroupNorm": 2, "LayerNorm": -1}
+SUMS.update(dict.fromkeys(["Pooling", "mean", "_npi_mean"]))
 SUM_MOVED = 2 * 2.0**-24  # for each sqrt(n)
 # The weights of a resized image come from places in float32. These are off by half a rounding of
 # the input's side, and weigh neighbours that differ by up to twice the largest value.

@@ -288,9 +288,8 @@ class Run(TorchFunctionMode):
                 self.placed.update(self.layers.names[source.edge])
             else:
                 source = source or Source(None, value=neutral(use.kind, slot))
-                self.load(
-                    target, source.then(*self.columns(use, need)) if slot == "weight" else source
-                )
+                moves = self.columns(use, need) if slot == "weight" else ()
+                self.load(target, source.then(*moves))
         return use
 
     def match_rows(self, need: Need, reasons: list) -> None:
@@ -370,10 +369,10 @@ class Run(TorchFunctionMode):
         for order in permutations(range(1, len(shape) + 1)):
             moved = own.reshape(-1, *shape).transpose(0, *order).reshape(data.shape)
             if distance(moved, data) <= self.layers.bounds[use.input]:
-                moves = ("reshape", (-1, *shape)), ("transpose", (0, *order))
-                return (
-                    () if [*order] == sorted(order) else (*moves, ("reshape", (-1, data.shape[1])))
-                )
+                if [*order] == sorted(order):
+                    break
+                flat = "reshape", (-1, data.shape[1])
+                return ("reshape", (-1, *shape)), ("transpose", (0, *order)), flat
         return ()
 
     # ------------------------------------------------------------------ words

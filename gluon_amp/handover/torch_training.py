@@ -1,9 +1,10 @@
 """The state of a training for PyTorch: of the optimizer, and of the loss scale."""
 
-from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Set, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
+from gluon_amp import graph
 from gluon_amp.base.messages import UsageError, first_few
 from gluon_amp.handover.torch_state import Handover, hand_over, pytorch
 from gluon_amp.optimizer import masters
@@ -87,8 +88,7 @@ def torch_training_state(
     >>> state['optimizer']['param_groups'][0]['lr'], state['scaler']['scale']
     (0.5, 128.0)
     """
-    torch = pytorch("torch_training_state")
-    function = "torch_training_state()"
+    torch, function = pytorch("torch_training_state"), "torch_training_state()"
     if not isinstance(trainer, gluon.Trainer) or not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"{function} got a {type(trainer).__name__} and a {type(optimizer).__name__}, expected "
@@ -223,15 +223,10 @@ def _why_not_alike(handed: Handover, name: str, trained: Trained, edges: Dict[An
         frozen = [one for one in own if one not in trained.rates]
         if frozen:
             return f"the trainer does not train {frozen[0]}"
-        if not _operators(nodes, source.edge[0]) <= op_table.MOVES | {"null"}:
+        needed = graph.needed({"nodes": nodes, "heads": [source.edge]})
+        if not {nodes[i]["op"] for i in needed} <= op_table.MOVES | {"null"}:
             return f"the net computes it from {first_few(own)}"
     return ""
-
-
-def _operators(nodes: List[dict], i: int) -> Set[str]:
-    """Return the operators that compute a node."""
-    inputs = (_operators(nodes, entry[0]) for entry in nodes[i]["inputs"])
-    return {nodes[i]["op"]}.union(*inputs)
 
 
 def _states(handed: Handover, trained: Trained) -> List[Dict[str, np.ndarray]]:
@@ -260,8 +255,8 @@ def _settings(
     settings = {"lr": rate, "weight_decay": decay, **{k: OFF[k] for k in OFF if k in group}}
     if _is_sgd(optimizer):
         nesterov = type(optimizer) is mx.optimizer.NAG or getattr(optimizer, "nesterov", False)
-        nesterov = bool(nesterov and optimizer.momentum)
-        return {**settings, "momentum": optimizer.momentum, "nesterov": nesterov}
+        momentum = optimizer.momentum
+        return {**settings, "momentum": momentum, "nesterov": bool(nesterov and momentum)}
     betas = tuple(float(np.float32(beta)) for beta in (optimizer.beta1, optimizer.beta2))
     updates = max(trained.updates.values(), default=0) + 1
     return {**settings, "betas": betas, "eps": optimizer.epsilon / (1 - betas[1] ** updates) ** 0.5}

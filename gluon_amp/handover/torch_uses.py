@@ -157,11 +157,9 @@ def _names(network: Network) -> Dict[Edge, List[str]]:
     """Return the parameters that an edge depends on, if it depends on parameters alone."""
     found: Dict[Edge, List[str]] = {}
     for edge in network.edges():
-        node = network.nodes[edge[0]]
-        inputs = [tuple(entry[:2]) for entry in node["inputs"]]
-        if node["op"] == "null":
-            if node["name"] in network.parameters:
-                found[edge] = [node["name"]]
+        node, inputs = network.nodes[edge[0]], network.inputs_of(edge[0])
+        if node["name"] in network.parameters and node["op"] == "null":
+            found[edge] = [node["name"]]
         elif inputs and all(one in found for one in inputs):
             found[edge] = list(dict.fromkeys(name for one in inputs for name in found[one]))
     return found
@@ -176,8 +174,7 @@ def _tensors(network, names, parameters) -> Dict[Edge, np.ndarray]:
 
 def _uses(network: Network, names, shapes) -> Iterator[Use]:
     for i, node in enumerate(network.nodes):
-        op = _PREFIX.sub("", node["op"]).lower()
-        inputs = [tuple(entry[:2]) for entry in node["inputs"]]
+        op, inputs = _PREFIX.sub("", node["op"]).lower(), network.inputs_of(i)
         if op not in LAYERS or len(inputs) < 2 or inputs[1] not in names:
             continue
         kind, slots = LAYERS[op]
@@ -199,9 +196,12 @@ def _uses(network: Network, names, shapes) -> Iterator[Use]:
             settings["eps"] = float(attrs.get("eps", EPSILONS[kind]))
         if kind == "batch_norm":
             settings["momentum"] = round(1 - float(attrs.get("momentum", MOMENTUM)), 12)
-        use = Use(i, kind_of(kind, shapes[inputs[1]]), inputs[0], sources, settings, (i, 0), None)
         flat = op == "fullyconnected" and graph.flag(attrs, "flatten", True)
-        use = use._replace(flattened=_flattened(network, inputs[0], shapes, flat))
+        before, kind = (
+            _flattened(network, inputs[0], shapes, flat),
+            kind_of(kind, shapes[inputs[1]]),
+        )
+        use = Use(i, kind, inputs[0], sources, settings, (i, 0), before)
         yield use
         yield from _parts(network, use, names)
 
@@ -211,19 +211,16 @@ def _flattened(network: Network, edge: Edge, shapes, flat: bool) -> Optional[Tup
     shape = shapes[edge]
     if flat and len(shape) > 2:
         return shape[1:]
-    inputs = network.nodes[edge[0]]["inputs"]
-    before = shapes[tuple(inputs[0][:2])] if len(inputs) == 1 else ()
+    inputs = network.inputs_of(edge[0])
+    before = shapes[inputs[0]] if len(inputs) == 1 else ()
     whole = len(before) > 2 and shape == (before[0], int(np.prod(before[1:])))
     return before[1:] if whole else None
 
 
 def _variables(network: Network, edge: Edge) -> List[Edge]:
     """Return the variables that an edge depends on, in their order."""
-    node = network.nodes[edge[0]]
-    if node["op"] == "null":
-        return [edge]
-    inputs = [tuple(entry[:2]) for entry in node["inputs"]]
-    return list(dict.fromkeys(v for one in inputs for v in _variables(network, one)))
+    needed = graph.needed({**network.json, "heads": [edge]})
+    return [(i, 0) for i in needed if network.nodes[i]["op"] == "null"]
 
 
 def _parts(network: Network, use: Use, names) -> Iterator[Use]:

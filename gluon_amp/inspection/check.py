@@ -80,11 +80,9 @@ def check(
         if traced.symbol is not None:
             written.update(traced.symbol.list_auxiliary_states())
             found = operators(traced)
-            findings += [
-                *dimension_findings(found),
-                *gpu_findings(traced.path, traced.block),
-                *index_findings(found),
-            ]
+            findings += dimension_findings(found)
+            findings += gpu_findings(traced.path, traced.block)
+            findings += index_findings(found)
     findings += [*_loss_head(net, outputs), *_norms(net)]
     if trainer is not None:
         findings += trainer_findings(net, trainer, written)
@@ -98,22 +96,16 @@ def _loss_head(net: gluon.Block, outputs: List[nd.NDArray]) -> Iterator[Finding]
         bindings = (binding_of(block) for _, block in roots(net))
         dtypes = [binding.policy.output_dtype for binding in bindings if binding is not None]
     if "float16" in dtypes:
-        yield Finding(
-            "loss_head",
-            "",
-            "its output is float16, in which a loss and its scale overflow past 65504",
-            "leave output=float16 out of the policy, or give the loss out.astype('float32')",
-        )
+        problem = "its output is float16, in which a loss and its scale overflow past 65504"
+        fix = "leave output=float16 out of the policy, or give the loss out.astype('float32')"
+        yield Finding("loss_head", "", problem, fix)
 
 
 def _norms(net: gluon.Block) -> Iterator[Finding]:
+    fix = "use amp.cast in place of net.cast('float16'), or block.cast('float32')"
     for path, block in named_blocks(net):
-        if isinstance(block, NORM_LAYERS):
-            dtypes = (dtype_of(parameter) for parameter in block.collect_params().values())
-            if "float16" in dtypes:
-                yield Finding(
-                    "norm",
-                    path,
-                    f"{type(block).__name__} has float16 parameters, whose small updates are lost",
-                    "use amp.cast in place of net.cast('float16'), or block.cast('float32')",
-                )
+        dtypes = map(dtype_of, block.collect_params().values())
+        if isinstance(block, NORM_LAYERS) and "float16" in dtypes:
+            layer = type(block).__name__
+            problem = f"{layer} has float16 parameters, whose small updates are lost"
+            yield Finding("norm", path, problem, fix)

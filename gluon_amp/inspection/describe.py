@@ -1,6 +1,7 @@
 """In which dtype each operator of a net computes, and why."""
 
 from collections import Counter
+from itertools import chain
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Set, Tuple
 
 from gluon_amp.casting.binding import binding_of
@@ -157,14 +158,10 @@ def describe(net: Block, *inputs: mx.nd.NDArray) -> Description:
             Row(path, "", PYTHON, "as fed", "as fed", _dtypes_by_name(params), OUTSIDE)
             for path, params in parameters_of_python_code(net).items()
         ]
-    device = _device_type(net, inputs)
+    of_parameters = chain.from_iterable(map(contexts_of, net.collect_params().values()))
+    devices = chain((x.context for x in inputs if hasattr(x, "context")), of_parameters)
+    device = next(devices, mx.current_context()).device_type
     return Description(rows, {dtype for dtype in emulated if is_emulated(dtype, device)})
-
-
-def _device_type(net: Block, inputs: tuple) -> str:
-    arrays = (context for p in net.collect_params().values() for context in contexts_of(p))
-    contexts = [*(x.context for x in inputs if hasattr(x, "context")), *arrays]
-    return (contexts or [mx.current_context()])[0].device_type
 
 
 def _dtypes_by_name(params: Iterable[mx.gluon.Parameter]) -> Dict[str, str]:
@@ -175,7 +172,12 @@ def _rows(traced: Graph) -> Iterator[Row]:
     """Yield a row for each operator of a block; in a block that is not cast, of its real dtypes."""
     binding = binding_of(traced.block)
     if traced.untraceable:
-        yield _python_row(traced)
+        failed, reason = traced.untraceable
+        where = "" if failed == traced.path else f"block {failed!r} inside it "
+        dtypes = _dtypes_by_name(traced.block._reg_params.values())
+        dtype = "as fed" if binding is None else binding.policy.output_dtype
+        why = f"{where}cannot be traced: {reason}"
+        yield Row(traced.path, "", PYTHON, dtype, dtype, dtypes, why)
     elif binding is not None:
         yield from (_row(node, binding.policy) for node in binding.nodes)
     else:
@@ -186,15 +188,6 @@ def _rows(traced: Graph) -> Iterator[Row]:
             unknown = next(iter(node.params.values()), None if low else node.dtype)
             dtype = real.get(node.name, unknown)
             yield _row(node._replace(dtype=dtype, gradient_dtype=dtype), Policy())
-
-
-def _python_row(traced: Graph) -> Row:
-    failed, reason = traced.untraceable
-    where = "" if failed == traced.path else f"block {failed!r} inside it "
-    dtypes = _dtypes_by_name(traced.block._reg_params.values())
-    binding = binding_of(traced.block)
-    dtype = "as fed" if binding is None else binding.policy.output_dtype
-    return Row(traced.path, "", PYTHON, dtype, dtype, dtypes, f"{where}cannot be traced: {reason}")
 
 
 def _row(node: Node, policy: Policy) -> Row:

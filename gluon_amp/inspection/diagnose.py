@@ -192,12 +192,11 @@ def _bad_data(data: Tuple[nd.NDArray, ...], label: object) -> Optional[Diagnosis
     for name, array in arrays:
         if not is_finite(array):
             samples = np.nonzero(~np.isfinite(array.asnumpy()))[0]
-            return Diagnosis(
-                "bad_data",
-                value_range=value_range(array),
-                advice=f"Fix or drop sample {samples[0]} of this batch, since {name} holds "
-                f"{non_finite_text(array)}: no dtype or loss scale helps against that.",
+            advice = (
+                f"Fix or drop sample {samples[0]} of this batch, since {name} holds "
+                f"{non_finite_text(array)}: no dtype or loss scale helps against that."
             )
+            return Diagnosis("bad_data", value_range=value_range(array), advice=advice)
     return None
 
 
@@ -206,17 +205,16 @@ def _bad_parameter(net: gluon.Block, data: Tuple[nd.NDArray, ...]) -> Optional[D
         with autograd.pause():
             net(*data)  # which initializes it
     for path, block in named_blocks(net):
-        for parameter in block._reg_params.values():
-            for array in arrays_of([parameter]):
-                if not is_finite(array):
-                    return Diagnosis(
-                        "non_finite_parameter",
-                        path,
-                        value_range=value_range(array),
-                        advice=f"Go back to a checkpoint in which {parameter.name} is finite, "
-                        f"since it holds {non_finite_text(array)} now, and then lower the learning "
-                        "rate or clip the gradients.",
-                    )
+        arrays = ((p.name, a) for p in block._reg_params.values() for a in arrays_of([p]))
+        for name, array in arrays:
+            if not is_finite(array):
+                advice = (
+                    f"Go back to a checkpoint in which {name} is finite, since it holds "
+                    f"{non_finite_text(array)} now, and then lower the learning rate or clip the "
+                    "gradients."
+                )
+                span = value_range(array)
+                return Diagnosis("non_finite_parameter", path, value_range=span, advice=advice)
     return None
 
 
@@ -229,46 +227,40 @@ def _forward_overflow(replay: Replay) -> Optional[Diagnosis]:
             return _forward_diagnosis(forward_site(replay, call))
     if not all(map(is_finite, replay.losses)):
         span = value_range(*replay.calls[-1].outputs)
-        return Diagnosis(
-            "forward_overflow",
-            LOSS,
-            value_range=span,
-            advice="Check the labels and the loss function, which is not finite for outputs "
-            f"from {range_text(span)}: no loss scale and no policy can help.",
+        advice = (
+            "Check the labels and the loss function, which is not finite for outputs from "
+            f"{range_text(span)}: no loss scale and no policy can help."
         )
+        return Diagnosis("forward_overflow", LOSS, value_range=span, advice=advice)
     return None
 
 
 def _forward_diagnosis(site: Site) -> Diagnosis:
-    advice = _forward_advice(site)
-    return Diagnosis("forward_overflow", site.block, site.op, site.value_range, advice=advice)
-
-
-def _forward_advice(site: Site) -> str:
+    place, pin = _pin(site)
+    advice = (
+        f"Pin {place} to float32 and cast again, with {pin}: its result does not fit float16, and "
+        "no lower loss scale can help in the forward pass."
+    )
     if site.dtype != "float16" or site.in_float32:
         where = f"it computes in {site.dtype}"
         if site.dtype == "float16":
             where = "its result is not finite in float32 either"
-        return (
+        advice = (
             f"Look there for {CAUSES}: {where}, so neither a pin nor a lower loss scale can help."
         )
-    if site.is_cast:
-        return (
-            f"Scale what goes in there, which does not fit float16 (at most 65504), "
-            f"or pin its reader to float32 with {_pin(site)}."
+    elif site.is_cast:
+        advice = (
+            "Scale what goes in there, which does not fit float16 (at most 65504), or pin its "
+            f"reader to float32 with {pin}."
         )
-    place = f"block {site.block}" if site.block else f"the operator {site.op}"
-    return (
-        f"Pin {place} to float32 and cast again, with {_pin(site)}: its result does not fit "
-        "float16, and no lower loss scale can help in the forward pass."
-    )
+    return Diagnosis("forward_overflow", site.block, site.op, site.value_range, advice=advice)
 
 
-def _pin(site: Site) -> str:
-    """Return the call that pins a block, or an operator that is in no block, to float32."""
+def _pin(site: Site) -> Tuple[str, str]:
+    """Return what to pin, a block or an operator that is in none, and the call for float32."""
     if site.block:
-        return f"policy.pin(blocks=[r'^{re.escape(site.block)}$'])"
-    return f"policy.pin(ops=[{site.op!r}])"
+        return f"block {site.block}", f"policy.pin(blocks=[r'^{re.escape(site.block)}$'])"
+    return f"the operator {site.op}", f"policy.pin(ops=[{site.op!r}])"
 
 
 # --------------------------------------------------------------------------------- backward
@@ -278,34 +270,19 @@ def _backward_result(replay: Replay, loss_scale: LossScale) -> Diagnosis:
     scale = loss_scale.scale
     if replay.backward(scale):
         gradients = (array for arrays in replay.gradients.values() for array in arrays)
-        return Diagnosis(
-            "ok",
-            value_range=value_range(*gradients),
-            advice=f"Nothing to do: everything is finite at loss scale {scale_text(scale)}.",
-        )
-    recommended = _largest_finite_scale(replay, scale)
+        advice = f"Nothing to do: everything is finite at loss scale {scale_text(scale)}."
+        return Diagnosis("ok", value_range=value_range(*gradients), advice=advice)
+    recommended = None
+    if scale > FLOOR and replay.backward(FLOOR):
+        recommended = largest_power(FLOOR, scale / 2, replay.backward)
     hidden = None if recommended else hidden_site(replay)
     if hidden is not None:
         return _forward_diagnosis(hidden)
     replay.backward(scale)  # whose gradients are searched
     site = backward_site(replay)
-    return Diagnosis(
-        "backward_overflow",
-        site.block,
-        site.op,
-        site.value_range,
-        recommended_scale=recommended,
-        advice=(
-            _scale_advice(recommended, loss_scale) if recommended else _derivative_advice(site)
-        ),
-    )
-
-
-def _largest_finite_scale(replay: Replay, scale: float) -> Optional[float]:
-    """Return the largest power of two below `scale` with finite gradients, by bisection."""
-    if scale <= FLOOR or not replay.backward(FLOOR):
-        return None
-    return largest_power(FLOOR, scale / 2, replay.backward)
+    advice = _scale_advice(recommended, loss_scale) if recommended else _derivative_advice(site)
+    place = site.block, site.op, site.value_range
+    return Diagnosis("backward_overflow", *place, scale, recommended, advice)
 
 
 def _scale_advice(scale: float, loss_scale: LossScale) -> str:
@@ -319,7 +296,7 @@ def _scale_advice(scale: float, loss_scale: LossScale) -> str:
 
 def _derivative_advice(site: Site) -> str:
     helps = site.dtype == "float16" and not site.in_float32
-    pin = f", or pin it to float32 with {_pin(site)}" if helps else ""
+    pin = f", or pin it to float32 with {_pin(site)[1]}" if helps else ""
     return (
         f"Add an epsilon there{pin}: a derivative is infinite or NaN, as that of a root, log or "
         "norm at 0 (float16 rounds numbers below 3e-8 to 0), so no lower loss scale can help."

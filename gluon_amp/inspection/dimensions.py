@@ -37,30 +37,23 @@ class Dimension(NamedTuple):
     use: str
     role: str
 
-    def finding(self, block: str, op: str) -> Finding:
-        """Return what to say of this dimension of an operator."""
-        more = -(-self.size // MULTIPLE) * MULTIPLE
-        problem = f"{op} {self.use}, which is no multiple of {MULTIPLE} for Tensor Cores"
-        fix = FIXES[self.role].format(more=more, rest=more - self.size)
-        return Finding("dimension", block, problem, fix)
-
 
 def dimension_findings(operators: List[Operator]) -> Iterator[Finding]:
     """Yield what `check` finds in the float16 products of a graph."""
     products = [operator for operator in operators if operator.op in DIMENSIONS]
     for product in products:
-        if product.in_float16 and product.op in WITHOUT_TENSOR_CORES:
-            yield Finding(
-                "kernel",
-                product.block,
-                f"{product.op} does not run on Tensor Cores, as its kernel is cublasSgemmEx",
-                "use FullyConnected for a product with a weight, or leave it where it is small",
-            )
-        for dimension in DIMENSIONS[product.op](product) if product.in_float16 else ():
-            if dimension.size % MULTIPLE:
-                if dimension.role == "outputs" and product is products[-1]:
-                    dimension = dimension._replace(role="head")
-                yield dimension.finding(product.block, product.op)
+        block, op = product.block, product.op
+        if product.in_float16 and op in WITHOUT_TENSOR_CORES:
+            problem = f"{op} does not run on Tensor Cores, as its kernel is cublasSgemmEx"
+            fix = "use FullyConnected for a product with a weight, or leave it where it is small"
+            yield Finding("kernel", block, problem, fix)
+        for size, use, role in DIMENSIONS[op](product) if product.in_float16 else ():
+            rest = -size % MULTIPLE
+            if rest:
+                role = "head" if role == "outputs" and product is products[-1] else role
+                problem = f"{op} {use}, which is no multiple of {MULTIPLE} for Tensor Cores"
+                fix = FIXES[role].format(more=size + rest, rest=rest)
+                yield Finding("dimension", block, problem, fix)
 
 
 # -------------------------------------------------------------------- dimensions of each operator

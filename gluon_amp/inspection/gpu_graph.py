@@ -1,11 +1,12 @@
 """What a GPU could not run in a cast graph, found without a GPU, by type inference."""
 
-from typing import Dict, Iterator, List, NamedTuple
+from collections import defaultdict
+from typing import Dict, Iterator, List, Tuple
 
 from gluon_amp.casting.binding import binding_of
-from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.graph import edge_dtypes, to_json
 from gluon_amp.inspection.findings import Finding
+from gluon_amp.inspection.operators import variable_dtypes
 from gluon_amp.lowering import lower
 from gluon_amp.policy import cuda_kernels
 
@@ -16,12 +17,7 @@ from mxnet import gluon
 CPU_ONLY = ("_gluon_amp_", "_sg_mkldnn_")
 
 
-class Problem(NamedTuple):
-    """A node that a GPU cannot run: its name, its operator, and what is wrong with it."""
-
-    node: str
-    op: str
-    problem: str
+Problem = Tuple[str, str, str]  # name and operator of a node, and what is wrong with it
 
 
 def gpu_problems(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> List[Problem]:
@@ -37,20 +33,20 @@ def gpu_problems(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> List[Probl
 
 def _problems(graph: dict, dtypes: Dict[str, object]) -> Iterator[Problem]:
     by_tensor = edge_dtypes(graph, dtypes)
-    returned = {}
+    used_by = defaultdict(set)  # the dtypes that each node reads or returns
     for (i, _), dtype in by_tensor.items():
-        returned.setdefault(i, set()).add(dtype)
+        used_by[i].add(dtype)
     for i, node in enumerate(graph["nodes"]):
         op = node["op"]
         if op == "null":
             continue
-        used = {by_tensor[i, k] for i, k, *_ in node["inputs"]} | returned.get(i, set())
+        used = used_by[i].union(by_tensor[j, k] for j, k, *_ in node["inputs"])
         if op.startswith(CPU_ONLY):
-            yield Problem(node["name"], op, "exists on a CPU only")
+            yield node["name"], op, "exists on a CPU only"
         elif "bfloat16" in used:
-            yield Problem(node["name"], op, "MXNet has no bfloat16 kernels for a GPU")
+            yield node["name"], op, "MXNet has no bfloat16 kernels for a GPU"
         elif "float16" in used and not cuda_kernels.has_float16_kernel(op):
-            yield Problem(node["name"], op, "no float16 kernel for a GPU is known")
+            yield node["name"], op, "no float16 kernel for a GPU is known"
         for body in node.get("subgraphs", ()):
             yield from _problems(body, {})  # it reads float32 and casts it itself
 
@@ -58,18 +54,14 @@ def _problems(graph: dict, dtypes: Dict[str, object]) -> Iterator[Problem]:
 def gpu_findings(path: str, block: gluon.HybridBlock) -> Iterator[Finding]:
     """Yield a finding for each operator of a float16 block that a GPU could not run in float16."""
     binding = binding_of(block)
-    policy = binding.policy if binding else None
-    if policy is None or policy.compute_dtype != "float16" or policy.accumulate_dtype == "float16":
+    if binding is None or binding.policy.compute_dtype != "float16":
+        return
+    if binding.policy.accumulate_dtype == "float16":  # which only the emulation does
         return
     inputs, symbol = binding.graph
-    dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
-    if binding.key is not None:  # the dtypes of the data on which the block ran last
-        dtypes.update(zip((variable.name for variable in inputs), binding.key.dtypes))
+    dtypes = variable_dtypes(block, (variable.name for variable in inputs))
     paths = {node.name: node.block for node in binding.nodes}
     for name, op, problem in gpu_problems(symbol, dtypes):
-        yield Finding(
-            "kernel",
-            paths.get(name, path),
-            f"{op}: {problem}, so a GPU may fail there",
-            f"keep it in float32, as in policy.pin(ops=[{op!r}])",
-        )
+        fix = f"keep it in float32, as in policy.pin(ops=[{op!r}])"
+        problem = f"{op}: {problem}, so a GPU may fail there"
+        yield Finding("kernel", paths.get(name, path), problem, fix)

@@ -1,7 +1,7 @@
 """How far the gradients are from the limits of float16."""
 
 import math
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional
 
 from gluon_amp.base.formats import FORMATS
 from gluon_amp.base.messages import scale_text
@@ -15,8 +15,9 @@ from mxnet import gluon
 
 FLOAT16 = FORMATS["float16"]
 
+NAME = WIDTH - 41  # characters of a name
+LINE = f"{{:{NAME}}} {{:>8}} {{:>8}} {{:>6}} {{:>6}} {{:>8}}"
 HEAD = ("gradient of", "dtype", "largest", "0", "<2^-14", "headroom")
-WIDTHS = (WIDTH - 41, 8, 8, 6, 6, 8)  # characters of each column
 
 
 class GradientRow(NamedTuple):
@@ -84,11 +85,7 @@ class GradientReport(Preformatted):
         return [row.name for row in self.rows if not math.isfinite(row.largest)]
 
     def __str__(self) -> str:
-        lines = []
-        for name, *others in (HEAD, *map(_cells, self.rows)):
-            name = name if len(name) <= WIDTHS[0] else f"…{name[1 - WIDTHS[0] :]}"
-            cells = (f"{cell:>{width}}" for cell, width in zip(others, WIDTHS[1:]))
-            lines.append(" ".join([f"{name:{WIDTHS[0]}}", *cells]))
+        lines = [LINE.format(*HEAD), *map(_line, self.rows)]
         return "\n".join([*lines, self._conclusion()])
 
     def __repr__(self) -> str:
@@ -103,11 +100,11 @@ class GradientReport(Preformatted):
         return f"loss scale {scale_text(self.loss_scale)}, {advice}"
 
 
-def _cells(row: GradientRow) -> Tuple[str, ...]:
-    """Return the cells of a row of the table, for the columns of `HEAD`."""
+def _line(row: GradientRow) -> str:
+    name = row.name if len(row.name) <= NAME else f"…{row.name[1 - NAME :]}"
     bits = f"{row.headroom:.1f}" if math.isfinite(row.headroom) else "-"
     shares = (f"{share:.1%}" for share in (row.zero, row.subnormal))
-    return (row.name, row.dtype, f"{row.largest:.1e}", *shares, bits)
+    return LINE.format(name, row.dtype, f"{row.largest:.1e}", *shares, bits)
 
 
 def gradient_report(net: gluon.Block, trainer: gluon.Trainer) -> GradientReport:
@@ -163,6 +160,5 @@ def _row(parameter: gluon.Parameter, row: look.Row) -> GradientRow:
         finite = math.isfinite(row.largest)
         headroom = math.log2(FLOAT16.largest / row.largest) if finite else -math.inf
     subnormal = row.formats[FLOAT16.name].subnormal * (1 - row.zero)
-    return GradientRow(
-        parameter.name, row.dtype, row.size, row.largest, row.zero, subnormal, headroom
-    )
+    name, read = parameter.name, (row.dtype, row.size, row.largest, row.zero)
+    return GradientRow(name, *read, subnormal, headroom)

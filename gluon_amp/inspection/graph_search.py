@@ -5,7 +5,7 @@ operator gets a probe, a zero that is added to its input: the gradient of the pr
 that the operator sends back.
 """
 
-from typing import Callable, Container, Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Container, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from gluon_amp import graph
 from gluon_amp.casting.binding import binding_of
@@ -50,8 +50,7 @@ def hidden_site(replay: Replay) -> Optional[Site]:
 
     MXNet's relu returns 0 for NaN, and 1 / (1 + exp(x)) is 0 where exp(x) is infinite.
     """
-    calls = (call for call in replay.calls if call.graph)
-    sites = (CallGraph(call, replay.parameters).first_overflow() for call in calls)
+    sites = (graph.first_overflow() for graph in graphs_of(replay))
     return next(filter(None, sites), None)
 
 
@@ -72,8 +71,7 @@ def backward_site(replay: Replay) -> Site:
             if site is not None:
                 return site
             continue
-        own_parameters = call.block._reg_params.values()
-        own = (replay.gradients.get(p.name, []) for p in own_parameters)
+        own = (replay.gradients.get(p.name, ()) for p in call.block._reg_params.values())
         if not all_finite(array for arrays in own for array in arrays):
             return sender
     return sender
@@ -106,7 +104,7 @@ class CallGraph:
             place = self._reader(i) if is_cast else i
             data = [tensors[tuple(entry[:2])] for entry in node["inputs"][:1]]
             in_float32 = not is_cast and self._overflows_in_float32([[i, output]])
-            return self._site(place, (i, 0), value_range(*data), in_float32, is_cast)
+            return self._site(place, (i, 0), data, in_float32, is_cast)
         return None
 
     def first_backward_overflow(self, head_gradients: List[nd.NDArray]) -> Optional[Site]:
@@ -121,7 +119,7 @@ class CallGraph:
                 *(grad for (source, *_), grad in heads if source == i),
             ]
             in_float32 = self._overflows_in_float32(self.json["heads"], head_gradients)
-            return self._site(*self._overflowing(i), value_range(*received), in_float32)
+            return self._site(*self._overflowing(i), received, in_float32)
         return None
 
     def _overflows_in_float32(
@@ -151,12 +149,11 @@ class CallGraph:
         return not all(map(is_finite, results))
 
     def _site(
-        self, place: int, tensor: Tensor, span: Range, in_float32: bool, is_cast: bool = False
+        self, i: int, tensor: Tensor, read: list, in_float32: bool, is_cast: bool = False
     ) -> Site:
-        """Return the site of an operator, which computes in the dtype of a tensor."""
-        dtype = self.dtypes.get(tensor, "float32")
-        op = self.nodes[place]["op"]
-        return Site(self.block_of(place), op, dtype, span, is_cast, in_float32)
+        """Return the site of an operator that read arrays and computes in the dtype of a tensor."""
+        dtype, op = self.dtypes.get(tensor, "float32"), self.nodes[i]["op"]
+        return Site(self.block_of(i), op, dtype, value_range(*read), is_cast, in_float32)
 
     def _overflowing(self, i: int) -> Tuple[int, Tensor]:
         """Return the operator that node `i` stands for, and the tensor that has its dtype.
@@ -258,20 +255,24 @@ class CallGraph:
         return outputs if isinstance(outputs, list) else [outputs]
 
 
+def graphs_of(replay: Replay) -> Iterator[CallGraph]:
+    """Yield the graph of each call of a replay that ran one."""
+    return (CallGraph(call, replay.parameters) for call in replay.calls if call.graph)
+
+
 def _block_paths(call: Call, nodes: List[dict]) -> Callable[[int], str]:
     """Return a function that maps a node's number to the path of its block."""
     binding = binding_of(call.block)
     if binding is not None:
         paths = {node.name: node.block for node in binding.nodes}
         return lambda i: paths.get(nodes[i]["name"], call.path)
-    prefixes = [(block.prefix, path) for path, block in named_blocks(call.block, call.path)]
-
-    def path_by_prefix(i: int) -> str:
-        matches = [pair for pair in prefixes if nodes[i]["name"].startswith(pair[0])]
-        return max(matches, key=lambda pair: len(pair[0]), default=("", call.path))[1]
+    blocks = list(named_blocks(call.block, call.path))
 
     def path(i: int) -> str:
-        label = nodes[i]["attrs"].get(graph.BLOCK_ATTR)
-        return path_by_prefix(i) if label is None else label
+        name, label = nodes[i]["name"], nodes[i]["attrs"].get(graph.BLOCK_ATTR)
+        if label is not None:
+            return label
+        matches = [(len(block.prefix), at) for at, block in blocks if name.startswith(block.prefix)]
+        return max(matches, key=lambda match: match[0], default=(0, call.path))[1]
 
     return path

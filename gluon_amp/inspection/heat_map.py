@@ -1,7 +1,7 @@
 """A heat map of looks: layers by steps, with a panel for each direction."""
 
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import List, Tuple
 
 import numpy as np
 
@@ -76,18 +76,13 @@ def _shares(
     rows: List[Row], format_: str, direction: str, layers: List[str], steps: List[int]
 ) -> Tuple[np.ndarray, np.ndarray]:
     """Return the shares of underflows and of overflows, layers by steps; NaN without a tensor."""
-    cells: Dict[Tuple[str, int], Row] = {}
-    for row in rows:
-        place = row.layer, row.step
-        if row.direction == direction:
-            # Of several looks at a step, of a run that was resumed, the last one counts.
-            is_smaller = place in cells and row.size < cells[place].size
-            cells[place] = cells[place] if is_smaller else row
     result = np.full((2, len(layers), len(steps)), np.nan)
-    for (layer, step), row in cells.items():
-        effect = row.formats[format_]
-        place = layers.index(layer), steps.index(step)
-        result[(slice(None), *place)] = effect.underflow, effect.overflow
+    # The largest one counts. Of several looks at a step, of a run that was resumed, the last does.
+    for row in sorted(rows, key=lambda row: row.size):
+        if row.direction == direction:
+            effect = row.formats[format_]
+            place = layers.index(row.layer), steps.index(row.step)
+            result[(slice(None), *place)] = effect.underflow, effect.overflow
     return result[0], result[1]
 
 

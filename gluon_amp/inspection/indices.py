@@ -19,12 +19,15 @@ EXACT = {
 }
 
 
+Count = Callable[[Operator], Optional[int]]  # how many different indices; None if it is unknown
+
+
 class Index(NamedTuple):
     """The input of an operator that holds indices."""
 
     position: int
     name: str
-    count: Callable[[Operator], Optional[int]]  # how many different ones; None if it is unknown
+    count: Count
 
 
 def index_findings(operators: List[Operator]) -> Iterator[Finding]:
@@ -32,43 +35,39 @@ def index_findings(operators: List[Operator]) -> Iterator[Finding]:
     for operator in operators:
         if operator.op in READ:
             index = READ[operator.op]
-            dtypes = operator.dtypes[index.position : index.position + 1]
-            for dtype in sorted(set().union(*dtypes) & EXACT.keys()):
-                yield from _finding(operator, f"reads {index.name}", dtype, index.count(operator))
-        if operator.op in RETURNED and operator.output_dtype in EXACT:
-            count = RETURNED[operator.op](operator)
-            yield from _finding(operator, "returns indices", operator.output_dtype, count)
+            dtypes = set().union(*operator.dtypes[index.position : index.position + 1])
+            yield from _findings(operator, f"reads {index.name}", dtypes, index.count)
+        if operator.op in RETURNED:
+            dtypes = {operator.output_dtype}
+            yield from _findings(operator, "returns indices", dtypes, RETURNED[operator.op])
 
 
-def _finding(operator: Operator, use: str, dtype: str, count: Optional[int]) -> Iterator[Finding]:
-    if count is not None and count - 1 <= EXACT[dtype]:
-        return
-    bound = "" if count is None else f" up to {count - 1}"
-    yield Finding(
-        "index",
-        operator.block,
-        f"{operator.op} {use}{bound} in {dtype}, which is exact only up to {EXACT[dtype]}"
-        + (" and infinite above 65504" if dtype == "float16" else ""),
-        "keep them in int32 or float32: do not cast them, and give the net data in float32",
-    )
+def _findings(operator: Operator, use: str, dtypes: set, count_of: Count) -> Iterator[Finding]:
+    fix = "keep them in int32 or float32: do not cast them, and give the net data in float32"
+    for dtype in sorted(dtypes & EXACT.keys()):
+        count = count_of(operator)
+        bound = "" if count is None else f" up to {count - 1}"
+        infinite = " and infinite above 65504" if dtype == "float16" else ""
+        exact = f"which is exact only up to {EXACT[dtype]}{infinite}"
+        if count is None or count - 1 > EXACT[dtype]:
+            problem = f"{operator.op} {use}{bound} in {dtype}, {exact}"
+            yield Finding("index", operator.block, problem, fix)
 
 
 # ----------------------------------------------------------------------- number of the indices
 
 
-def _attribute(name: str) -> Callable[[Operator], Optional[int]]:
+def _attribute(name: str) -> Count:
     return lambda operator: int(operator.attributes[name])
 
 
-def _dimension(axis: int) -> Callable[[Operator], Optional[int]]:
+def _dimension(axis: int) -> Count:
     """Return a function for the size of the first input along its `axis`, with this default."""
 
     def size(operator: Operator) -> Optional[int]:
         shape = operator.shapes[0]
         text = operator.attributes.get("axis", str(axis))
-        if not is_known(shape) or text == "None":
-            return None
-        return shape[int(text)]
+        return shape[int(text)] if is_known(shape) and text != "None" else None
 
     return size
 
@@ -103,7 +102,7 @@ READ: Dict[str, Index] = {
 }
 
 # operators that return whole numbers in the dtype of their input, or in one of their own
-RETURNED: Dict[str, Callable[[Operator], Optional[int]]] = {
+RETURNED: Dict[str, Count] = {
     "argmax": _dimension(-1),
     "argmin": _dimension(-1),
     "_contrib_arange_like": _largest,

@@ -5,6 +5,7 @@ recorded during the step (`replay`): each is run again, with a probe before each
 """
 
 from collections import defaultdict
+from itertools import chain
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
@@ -15,12 +16,11 @@ from gluon_amp.base.formats import FORMATS
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.statistics import arrays_of
-from gluon_amp.casting.tracing import TraceError, named_blocks, trace
+from gluon_amp.casting.tracing import TraceError, named_blocks
 from gluon_amp.inspection.format_effects import Effect, effect_of
 from gluon_amp.inspection.graph_search import FLOATS, CallGraph, Input, Tensor
-from gluon_amp.inspection.operators import contains_cast
+from gluon_amp.inspection.operators import contains_cast, graph_of
 from gluon_amp.inspection.replay import Call
-from gluon_amp.inspection.unchanged import same_random_numbers
 from gluon_amp.optimizer.arrays import dense_part
 from gluon_amp.policy import op_table
 
@@ -83,18 +83,17 @@ def activations(
     Dropout drops nothing here, as other random numbers would follow in the training otherwise.
     """
     parameters = {p.name: p for p in net.collect_params().values()}
-    tensors: Dict[Tuple[str, str], List[np.ndarray]] = defaultdict(list)
-    dtypes: Dict[Tuple[str, str], Set[str]] = defaultdict(set)
+    tensors: Dict[Tuple[str, str], List[Tuple[str, np.ndarray]]] = defaultdict(list)
     for number, call in enumerate(calls):
-        layers = _Layers(call, parameters, is_first=number == 0)
-        for layer, direction, dtype, array in layers.tensors():
-            tensors[layer, direction].append(array.asnumpy().ravel())
-            dtypes[layer, direction].add(dtype)
-    for (layer, direction), arrays in tensors.items():
+        tensors_of_call = _tensors_of(call, CallGraph(call, parameters), is_first=number == 0)
+        for layer, direction, dtype, array in tensors_of_call:
+            tensors[layer, direction].append((dtype, array.asnumpy().ravel()))
+    for (layer, direction), found in tensors.items():
+        dtypes, arrays = zip(*found)
         values = np.concatenate(arrays)
         # An odd distance, so that it visits all channels of an even number.
         read = values[:: -(-values.size // ELEMENTS) | 1]
-        dtype = "+".join(sorted(dtypes[layer, direction]))
+        dtype = "+".join(sorted(set(dtypes)))
         tensor, scale = ("output", 1.0) if direction == "forward" else ("data", loss_scale)
         place = (step, layer, direction, tensor, dtype, values.size)
         yield _row(place, read, read.size, scale, formats)
@@ -102,20 +101,13 @@ def activations(
 
 def graph_without_randomness(path: str, block: gluon.Block, arguments: tuple) -> Optional[tuple]:
     """Return inputs and symbol of a block's graph, or None if it has none that can be repeated."""
-    binding = binding_of(block)
-    if contains_cast(block):
+    try:
+        found = None if contains_cast(block) else graph_of(path, block, arguments)
+    except TraceError:
         return None
-    if binding is None:
-        try:
-            with same_random_numbers():  # which the block's Python code may draw
-                traced = trace(block, path, arguments)
-        except TraceError:
-            return None
-        inputs, symbol = traced.inputs, traced.symbol
-    elif binding.untraceable:
+    if found is None:
         return None
-    else:
-        inputs, symbol = binding.graph
+    inputs, symbol = found
     json = graph.to_json(symbol)
     return (inputs, graph.from_json(json, like=symbol)) if _derandomize(json) else None
 
@@ -141,61 +133,55 @@ def _derandomize(json: dict) -> bool:
     return True
 
 
-class _Layers:
-    """The layers of one call, which are the blocks that contain an operator of their own."""
+def _tensors_of(
+    call: Call, ran: CallGraph, is_first: bool
+) -> Iterator[Tuple[str, str, str, nd.NDArray]]:
+    """Yield layer, direction, dtype and array of each tensor of a call between two layers.
 
-    def __init__(self, call: Call, parameters: Dict[str, gluon.Parameter], is_first: bool) -> None:
-        self.call = call
-        self.graph = CallGraph(call, parameters)
-        inputs = {symbol.name for symbol in call.graph[0]}
-        # Variables and constants. Training computes no gradient of the data of the first call.
-        self.sources = {i for i, node in enumerate(self.graph.nodes) if not node["inputs"]}
-        self.with_gradient = {
-            i for i in self.sources if not is_first and self.graph.nodes[i]["name"] in inputs
-        }
+    Layers are the blocks that contain an operator of their own.
+    """
+    # Training computes no gradient of the data of the first call.
+    outputs, places = _borders(ran, set() if is_first else {one.name for one in call.graph[0]})
+    values = ran.evaluate()
+    for tensor, layer in outputs.items():
+        if ran.dtypes[tensor] in FLOATS:
+            yield layer, "forward", ran.dtypes[tensor], values[tensor]
+    heads = [head.as_nd_ndarray() for head in call.output_gradients()]
+    for (i, k), array in ran.sent_gradients(values, heads, places).items():
+        tensor = tuple(ran.nodes[i]["inputs"][k][:2])
+        yield places[i, k], "data_gradient", ran.dtypes[tensor], array
 
-    def tensors(self) -> Iterator[Tuple[str, str, str, nd.NDArray]]:
-        """Yield layer, direction, dtype and array of each tensor between two layers."""
-        values = self.graph.evaluate()
-        outputs, places = self._borders()
-        for (i, output), layer in outputs.items():
-            dtype = self.graph.dtypes[i, output]
-            if dtype in FLOATS:
-                yield layer, "forward", dtype, values[i, output]
-        heads = [head.as_nd_ndarray() for head in self.call.output_gradients()]
-        sent = self.graph.sent_gradients(values, heads, places)
-        for (i, k), array in sent.items():
-            tensor = tuple(self.graph.nodes[i]["inputs"][k][:2])
-            yield places[i, k], "data_gradient", self.graph.dtypes[tensor], array
 
-    def _borders(self) -> Tuple[Dict[Tensor, str], Dict[Input, str]]:
-        """Return the tensors that leave a layer, and the inputs by which others enter one."""
-        nodes = self.graph.nodes
-        outputs: Dict[Tensor, str] = {}
-        places: Dict[Input, str] = {}
-        for i, node in enumerate(nodes):
-            if i in self.sources or node["op"] in graph.CASTS:
-                continue
-            layer = self.graph.block_of(i)
-            for k, entry in enumerate(node["inputs"]):
-                source = self._source(entry)
-                if source[0] in self.with_gradient:
+def _borders(ran: CallGraph, data: Set[str]) -> Tuple[Dict[Tensor, str], Dict[Input, str]]:
+    """Return the tensors that leave a layer, and the inputs by which others enter one.
+
+    Of the variables, those in `data` do.
+    """
+    outputs: Dict[Tensor, str] = {}
+    places: Dict[Input, str] = {}
+    is_source = [not node["inputs"] for node in ran.nodes]  # variables and constants
+
+    def source_of(entry: list) -> Tensor:
+        node = ran.nodes[entry[0]]
+        return source_of(node["inputs"][0]) if node["op"] in graph.CASTS else (entry[0], entry[1])
+
+    for i, node in enumerate(ran.nodes):
+        if is_source[i] or node["op"] in graph.CASTS:
+            continue
+        layer = ran.block_of(i)
+        for k, entry in enumerate(node["inputs"]):
+            source = source_of(entry)
+            if is_source[source[0]]:
+                if ran.nodes[source[0]]["name"] in data:
                     places[i, k] = layer
-                elif source[0] not in self.sources and self.graph.block_of(source[0]) != layer:
-                    outputs[source] = self.graph.block_of(source[0])
-                    places[i, k] = layer
-        for entry in self.graph.json["heads"]:
-            source = self._source(entry)
-            if source[0] not in self.sources:
-                outputs[source] = self.graph.block_of(source[0])
-        return outputs, places
-
-    def _source(self, entry: list) -> Tensor:
-        """Return the tensor that an entry is, or is a cast of."""
-        node = self.graph.nodes[entry[0]]
-        if node["op"] not in graph.CASTS:
-            return entry[0], entry[1]
-        return self._source(node["inputs"][min(entry[1], len(node["inputs"]) - 1)])
+            elif ran.block_of(source[0]) != layer:
+                outputs[source] = ran.block_of(source[0])
+                places[i, k] = layer
+    for entry in ran.json["heads"]:
+        source = source_of(entry)
+        if not is_source[source[0]]:
+            outputs[source] = ran.block_of(source[0])
+    return outputs, places
 
 
 def _row(
@@ -213,10 +199,7 @@ def _read_in_float16(net: gluon.Block) -> Set[str]:
 
     A norm reads its parameters in float32, whatever it computes in.
     """
-    names = set()
-    for _, block in named_blocks(net):
-        binding = binding_of(block)
-        for node in (binding and binding.nodes) or ():
-            if node.dtype == "float16" and node.decision.kind != "norm":
-                names.update(node.params)
-    return names
+    bindings = filter(None, (binding_of(block) for _, block in named_blocks(net)))
+    nodes = chain.from_iterable(binding.nodes or () for binding in bindings)
+    read = (n.params for n in nodes if n.dtype == "float16" and n.decision.kind != "norm")
+    return set(chain.from_iterable(read))

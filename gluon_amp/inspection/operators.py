@@ -1,6 +1,7 @@
 """The graphs that a net runs, cast or not, and their operators with what these read."""
 
-from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
+import contextlib
+from typing import Any, Dict, Iterable, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from gluon_amp import graph
 from gluon_amp.base.dtypes import dtype_name
@@ -8,6 +9,7 @@ from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.tracing import TraceError, named_blocks, symbol_of, trace
+from gluon_amp.inspection.recording import Recording
 from gluon_amp.inspection.unchanged import same_random_numbers, unchanged
 from gluon_amp.policy import Policy, cast_pass, op_table
 
@@ -33,8 +35,7 @@ class Graph(NamedTuple):
         binding = binding_of(self.block)
         if binding is not None:
             return binding.nodes
-        params = {p.name: dtype_of(p) for p in self.block.collect_params().values()}
-        return cast_pass.plan(self.symbol, Policy(), params)[1]
+        return cast_pass.plan(self.symbol, Policy(), variable_dtypes(self.block, ()))[1]
 
     def first_outputs(self) -> Tuple[List[dict], List[tuple], List[Optional[str]]]:
         """Return the nodes of its JSON, with shape and dtype of the first output of each.
@@ -45,12 +46,9 @@ class Graph(NamedTuple):
         outputs = graph.from_json({"nodes": nodes, "heads": [[i, 0, 0] for i in range(len(nodes))]})
         parameters = self.block.collect_params().values()
         shapes = {p.name: _shape_of(p) for p in parameters}
-        dtypes = {p.name: dtype_of(p) for p in parameters}
         shapes.update(zip(self.inputs, (array.shape for array in self.arrays)))
-        dtypes.update(zip(self.inputs, (dtype_name(array.dtype) for array in self.arrays)))
-        key = getattr(binding_of(self.block), "key", None)
-        if key is not None:  # the dtypes of the data on which the block ran last
-            dtypes.update(zip(self.inputs, key.dtypes))
+        dtypes = dict(zip(self.inputs, (dtype_name(array.dtype) for array in self.arrays)))
+        dtypes.update(variable_dtypes(self.block, self.inputs))
         read = {*outputs.list_inputs()}
         shapes = {name: x for name, x in shapes.items() if name in read and is_known(x)}
         dtypes = {name: x for name, x in dtypes.items() if name in read}
@@ -71,17 +69,14 @@ def run(function: str, net: gluon.Block, inputs: tuple) -> Tuple[List[nd.NDArray
     """
     arguments: Arguments = {}
 
-    def called(block: gluon.Block, args: tuple) -> None:
+    def called(_: str, block: gluon.Block, args: tuple, result: Any) -> Any:
         if all(isinstance(x, nd.NDArray) for x in arrays_in(args)):  # and no trace calls the block
             arguments.setdefault(block, args)
+        return result
 
-    handles = [block.register_forward_pre_hook(called) for _, block in named_blocks(net)]
-    try:
-        with unchanged(function, net), autograd.pause():
-            return list(arrays_in(net(*inputs) if inputs else ())), arguments
-    finally:
-        for handle in handles:
-            handle.detach()
+    recording = contextlib.closing(Recording(named_blocks(net), called))
+    with recording, unchanged(function, net), autograd.pause():
+        return list(arrays_in(net(*inputs) if inputs else ())), arguments
 
 
 def graphs(function: str, net: gluon.Block, arguments: Arguments) -> Iterator[Graph]:
@@ -106,7 +101,7 @@ def _graphs(path: str, block: gluon.HybridBlock, arguments: Arguments) -> Iterat
     untraceable = binding and binding.untraceable
     if not contains_cast(block):
         try:
-            inputs, symbol = _graph_of(path, block, args) or ((), None)
+            inputs, symbol = graph_of(path, block, args) or ((), None)
         except TraceError as error:
             inputs, symbol, untraceable = (), None, (error.path, error.reason)
         names, arrays = [one.name for one in inputs], list(arrays_in(args))
@@ -117,8 +112,11 @@ def _graphs(path: str, block: gluon.HybridBlock, arguments: Arguments) -> Iterat
                 yield from _graphs(at, inside, arguments)
 
 
-def _graph_of(path: str, block: gluon.HybridBlock, args: Optional[tuple]) -> Optional[tuple]:
-    """Return the input symbols and the symbol of a block, or None if that is not known."""
+def graph_of(path: str, block: gluon.HybridBlock, args: Optional[tuple]) -> Optional[tuple]:
+    """Return the input symbols and the symbol of a block, or None if that is not known.
+
+    Raise `TraceError` for a block without a cast that has no graph for these arguments.
+    """
     binding = binding_of(block)
     if binding is not None:
         return None if binding.untraceable else binding.graph
@@ -130,6 +128,16 @@ def _graph_of(path: str, block: gluon.HybridBlock, args: Optional[tuple]) -> Opt
         if all(is_known(_shape_of(p)) for p in block.collect_params().values()):
             return (), symbol_of(path, block)[0]
     return None
+
+
+def variable_dtypes(block: gluon.HybridBlock, inputs: Iterable[str]) -> Dict[str, str]:
+    """Return the dtypes of a block's parameters, and of the data on which its cast graph ran last.
+
+    `inputs` are the names of the data.
+    """
+    dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
+    key = getattr(binding_of(block), "key", None)
+    return {**dtypes, **dict(zip(inputs, key.dtypes if key else ()))}
 
 
 def contains_cast(block: gluon.Block) -> bool:

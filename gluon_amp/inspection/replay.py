@@ -14,6 +14,7 @@ from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.inspection.operators import contains_cast
+from gluon_amp.inspection.recording import Recording
 from gluon_amp.inspection.unchanged import unchanged
 from gluon_amp.inspection.values import is_float
 from gluon_amp.optimizer.arrays import all_finite, head_gradients
@@ -70,12 +71,15 @@ class Replay:
         # Of this replay, for each parameter that has a gradient
         self.gradients: Dict[str, List[nd.NDArray]] = {}
         self.calls: List[Call] = []  # in the order in which they returned
+        self.outputs: List[nd.NDArray] = []  # of the net
         self.losses: List[nd.NDArray] = []
 
     def forward(self, loss_fn: Callable, data: tuple, label: object) -> None:
-        """Run the forward pass in training mode, and record its calls and losses."""
+        """Run the forward pass in training mode, and record its calls, outputs and losses."""
         with autograd.record():
-            loss = loss_fn(self.net(*data), label)
+            output = self.net(*data)
+            self.outputs = list(arrays_in(output))
+            loss = loss_fn(output, label)
         self.losses = list(flattened(loss))
         guards.check_losses(self.losses)
 
@@ -85,20 +89,15 @@ class Replay:
         return all_finite(array for arrays in self.gradients.values() for array in arrays)
 
 
-class Recorded:
-    """A block's `forward` that records each call on arrays and adds probes.
+def record(
+    blocks: Iterable[Tuple[str, gluon.Block]], calls: List[Call], graph_of: Callable
+) -> Recording:
+    """Append each call of blocks on arrays to a list, and add probes to its outputs.
 
     Probes are -0, the number whose sum with any other, 0 and -0 included, has the other's bits.
     """
 
-    def __init__(
-        self, path: str, block: gluon.Block, calls: List[Call], graph_of: Callable
-    ) -> None:
-        self.path, self.block, self.calls, self.graph_of = path, block, calls, graph_of
-        self.forward = _OfClass(block)  # a cast may change the class
-
-    def __call__(self, *arguments: Any) -> Any:
-        result = self.forward(*arguments)
+    def called(path: str, block: gluon.Block, arguments: tuple, result: Any) -> Any:
         outputs, structure = flatten(result, "output")
         if not autograd.is_recording() or not all(isinstance(x, nd.NDArray) for x in outputs):
             return result  # nothing will run backward, or the block is being traced
@@ -109,22 +108,11 @@ class Recorded:
                 probe.attach_grad()
             sums.append(output if probe is None else output + probe)
         inputs = list(arrays_in(arguments))
-        graph = self.graph_of(self.path, self.block, arguments)
-        self.calls.append(Call(self.path, self.block, inputs, outputs, probes, graph))
+        graph = graph_of(path, block, arguments)
+        calls.append(Call(path, block, inputs, outputs, probes, graph))
         return regroup(sums, structure)
 
-    def __reduce__(self) -> tuple:
-        return _OfClass, (self.block,)  # a copy of the block is not recorded
-
-
-class _OfClass:
-    """The `forward` of a block's class, for a block that is being recorded, and for its copy."""
-
-    def __init__(self, block: gluon.Block) -> None:
-        self.block = block
-
-    def __call__(self, *arguments):
-        return type(self.block).forward(self.block, *arguments)
+    return Recording(blocks, called)
 
 
 def _graph_of(path: str, block: gluon.Block, arguments: tuple) -> Optional[tuple]:
@@ -146,31 +134,5 @@ def replaying(function: str, net: gluon.Block, loss_fn: object = None) -> Iterat
                 gradients = list(map(zeros_like, parameter._grad or parameter._data))
                 autograd.mark_variables(parameter._data, gradients, "write")
                 replay.gradients[parameter.name] = gradients
-        with contextlib.closing(Recording(named_blocks(net), replay.calls, _graph_of)):
+        with contextlib.closing(record(named_blocks(net), replay.calls, _graph_of)):
             yield replay
-
-
-class Recording:
-    """Records calls of blocks, by a `forward` of their own, until it is closed.
-
-    A forward hook could not add probes to the outputs.
-    """
-
-    def __init__(
-        self,
-        blocks: Iterable[Tuple[str, gluon.Block]],
-        calls: List[Call],
-        graph_of: Callable[..., Optional[tuple]],
-    ) -> None:
-        self._blocks = []
-        for path, block in blocks:
-            # A block in two places is recorded once.
-            if not isinstance(vars(block).get("forward"), Recorded):
-                object.__setattr__(block, "forward", Recorded(path, block, calls, graph_of))
-                self._blocks.append(block)
-
-    def close(self) -> None:
-        """Give the blocks back the `forward` of their classes."""
-        for block in self._blocks:
-            object.__delattr__(block, "forward")
-        self._blocks = []

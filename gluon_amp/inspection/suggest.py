@@ -18,14 +18,13 @@ from typing import Callable, Dict, FrozenSet, Iterator, List, NamedTuple, Sequen
 import numpy as np
 
 from gluon_amp.base.formats import FORMATS
-from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.cast import cast
 from gluon_amp.casting.parameters import contexts_of
 from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.inspection.diagnose import diagnose
 from gluon_amp.inspection.format_effects import effect_of
-from gluon_amp.inspection.graph_search import CallGraph
+from gluon_amp.inspection.graph_search import CallGraph, graphs_of
 from gluon_amp.inspection.replay import Replay, inputs_of, replaying
 from gluon_amp.inspection.unchanged import unchanged
 from gluon_amp.inspection.values import is_float, paragraph, readable
@@ -278,29 +277,22 @@ class _Search:
     def _passes_at(self, net: gluon.Block, scale: float) -> Passes:
         passes = Passes([], [])
         for data, label in self.batches:
-            with self._forward(net, data, label) as (replay, outputs):
+            with self._forward(net, data, label) as replay:
                 replay.backward(scale)
-                passes.outputs.extend(readable(x).asnumpy() for x in outputs if is_float(x))
+                outputs = (readable(x).asnumpy() for x in replay.outputs if is_float(x))
+                passes.outputs.extend(outputs)
                 for arrays in replay.gradients.values():
                     total = sum(array.asnumpy().astype("float32") for array in arrays)
                     passes.gradients.append(total / np.float32(scale))
         return passes
 
     @contextlib.contextmanager
-    def _forward(
-        self, net: gluon.Block, data: tuple, label: object
-    ) -> Iterator[Tuple[Replay, List[nd.NDArray]]]:
-        """Yield the replay of a forward pass, and the net's outputs."""
-        outputs: List[nd.NDArray] = []
-
-        def loss(output, label):
-            outputs.extend(arrays_in(output))
-            return self.loss_fn(output, label)
-
+    def _forward(self, net: gluon.Block, data: tuple, label: object) -> Iterator[Replay]:
+        """Yield the replay of a forward pass."""
         with replaying("suggest_policy", net, self.loss_fn) as replay:
             _seed()
-            replay.forward(loss, data, label)
-            yield replay, outputs
+            replay.forward(self.loss_fn, data, label)
+            yield replay
 
     def _compared(self, passes: Passes) -> Distance:
         if not passes.finite:
@@ -417,11 +409,9 @@ class _Search:
         net = cast(copy.deepcopy(self.net), self.wide)
         arrays: List[np.ndarray] = []
         for data, label in self.batches:
-            with self._forward(net, data, label) as (replay, _):
-                for call in replay.calls:
-                    arrays += (
-                        _tensors_of(CallGraph(call, replay.parameters), pin) if call.graph else []
-                    )
+            with self._forward(net, data, label) as replay:
+                for graph in graphs_of(replay):
+                    arrays += _tensors_of(graph, pin)
         largest = max((float(np.abs(array).max(initial=0)) for array in arrays), default=0)
         effects = [effect_of(array, self.format) for array in arrays]
         zeros = max((effect.underflow for effect in effects), default=0)

@@ -17,45 +17,32 @@ def trainer_findings(
     net: gluon.Block, trainer: gluon.Trainer, written: Container[str] = ()
 ) -> Iterator[Finding]:
     """Yield what `check` finds in a trainer of a net, some of whose parameters operators write."""
-    parameters = trainer._params
-    optimizer = trainer.optimizer
+    parameters, optimizer = trainer._params, trainer.optimizer
     epsilon = getattr(optimizer, "epsilon", None)
     # without float32 masters the update kernels cast epsilon to float16
     low = any(dtype_of(p) == "float16" for p in parameters if p.grad_req != "null")
     if low and epsilon and not optimizer.multi_precision and np.float16(epsilon) == 0:
-        yield Finding(
-            "epsilon",
-            "",
-            f"{type(optimizer).__name__}'s epsilon {epsilon:g} is 0 in float16, so the update "
-            "divides by 0",
-            "use amp.Trainer, which updates float32 masters, or multi_precision=True",
-        )
+        name = type(optimizer).__name__
+        problem = f"{name}'s epsilon {epsilon:g} is 0 in float16, so the update divides by 0"
+        fix = "use amp.Trainer, which updates float32 masters, or multi_precision=True"
+        yield Finding("epsilon", "", problem, fix)
     if _updates_on_kvstore(trainer):
-        yield Finding(
-            "kvstore",
-            "",
-            "the trainer updates on the kvstore, before an overflow can be seen",
-            "use amp.Trainer, or gluon.Trainer(..., update_on_kvstore=False)",
-        )
+        problem = "the trainer updates on the kvstore, before an overflow can be seen"
+        fix = "use amp.Trainer, or gluon.Trainer(..., update_on_kvstore=False)"
+        yield Finding("kvstore", "", problem, fix)
     frozen = [p.name for p in parameters if p.grad_req == "null" and not is_statistic(p)]
-    frozen = [name for name in frozen if name not in written]
+    frozen = first_few([name for name in frozen if name not in written], limit=2)
     if frozen:
-        yield Finding(
-            "frozen",
-            "",
-            f"the trainer holds {first_few(frozen, limit=2)} with grad_req='null', never updated",
-            "set grad_req='write' to train them, or leave them out of the trainer",
-        )
+        problem = f"the trainer holds {frozen} with grad_req='null', never updated"
+        fix = "set grad_req='write' to train them, or leave them out of the trainer"
+        yield Finding("frozen", "", problem, fix)
     held = set(map(id, parameters))
     trainable = (p for p in net.collect_params().values() if p.grad_req != "null")
-    not_held = [p.name for p in trainable if id(p) not in held]
+    not_held = first_few([p.name for p in trainable if id(p) not in held], limit=2)
     if not_held:
-        yield Finding(
-            "frozen",
-            "",
-            f"the trainer does not hold {first_few(not_held, limit=2)}, so they stay as they are",
-            "give it net.collect_params(), or set grad_req='null' to freeze them on purpose",
-        )
+        problem = f"the trainer does not hold {not_held}, so they stay as they are"
+        fix = "give it net.collect_params(), or set grad_req='null' to freeze them on purpose"
+        yield Finding("frozen", "", problem, fix)
 
 
 # Stock `gluon.Trainer` shows neither its parameters nor its kvstore in public.

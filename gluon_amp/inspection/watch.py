@@ -16,7 +16,8 @@ from gluon_amp.inspection.look import (
 )
 from gluon_amp.inspection.look_files import LookFiles, read
 from gluon_amp.inspection.operators import contains_cast
-from gluon_amp.inspection.replay import Call, Recording
+from gluon_amp.inspection.recording import Recording
+from gluon_amp.inspection.replay import Call, record
 from gluon_amp.inspection.unchanged import drop_errors
 from gluon_amp.trainer.loss_scale import whole_number
 from gluon_amp.trainer.scaled_steps import check_scaled
@@ -102,7 +103,7 @@ class Watch:
     def _record_if_due(self, step: int) -> None:
         if step % self._every == 0:
             blocks = self._blocks(self._net)
-            self._recording = Recording(blocks, self._calls, graph_without_randomness)
+            self._recording = record(blocks, self._calls, graph_without_randomness)
 
     def _blocks(self, net: gluon.Block, path: str = "") -> Iterator[Tuple[str, gluon.Block]]:
         """Yield path and block of the outermost blocks that can be run again, as far as known."""

@@ -72,7 +72,8 @@ compute: its kernel, cublasGemmStridedBatchedEx, reads float16 and accumulates i
 float32: its float16 kernel, cublasHgemmStridedBatched, accumulates in float16 (18584)
     batch_dot _npi_matmul
 float32: its sampling positions are off by half a pixel past 1024 in float16
-    _contrib_DeformableConvolution _contrib_ModulatedDeformableConvolution
+    _contrib_DeformableConvolution
+    once: _contrib_ModulatedDeformableConvolution
 float32: accumulates products in the dtype of its inputs (correlation-inl.h)
     Correlation
 float32: a legacy operator that was not written for float16
@@ -83,8 +84,8 @@ float32: has no float16 kernel
     _linalg_syrk _linalg_trmm _linalg_trsm _linalg_sumlogdiag
     _npi_cholesky _npi_eig _npi_eigh _npi_eigvals _npi_eigvalsh _npi_pinv
     _npi_pinv_scalar_rcond _npi_solve _npi_svd _npi_tensorinv _npi_tensorsolve khatri_rao
-    _contrib_fft _contrib_ifft _contrib_count_sketch _npi_around
-    once: _linalg_det _linalg_slogdet
+    _npi_around
+    once: _linalg_det _linalg_slogdet _contrib_fft _contrib_ifft _contrib_count_sketch
 # normalization
 norm: sums its statistics in float32; a normalized value fits float16
     BatchNorm BatchNorm_v1 _contrib_BatchNormWithReLU _contrib_SyncBatchNorm LayerNorm GroupNorm
@@ -96,9 +97,11 @@ float32: sums exponentials in the dtype of its input, even with dtype='float32'
     softmax log_softmax softmin SoftmaxActivation
 float32: a loss: the scale multiplies it, and float16 ends at 65504
     SoftmaxOutput LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput SVMOutput
-    softmax_cross_entropy CTCLoss smooth_l1 MakeLoss make_loss IdentityAttachKLSparseReg
+    softmax_cross_entropy CTCLoss smooth_l1 MakeLoss make_loss
+    once: IdentityAttachKLSparseReg
 float32: the gradient of a repeated row is a sum, which saturates in float16 (17703)
-    Embedding _contrib_SparseEmbedding
+    Embedding
+    once: _contrib_SparseEmbedding
 float32: likelihoods and their logarithms leave the range of float16
     _contrib_hawkesll
     _random_pdf_dirichlet _random_pdf_exponential _random_pdf_gamma
@@ -106,9 +109,10 @@ float32: likelihoods and their logarithms leave the range of float16
     _random_pdf_poisson _random_pdf_uniform
 # reductions
 float32: a sum or product of many values: it saturates or leaves the range of float16 (15125)
-    sum mean prod nansum nanprod norm moments _square_sum multi_sum_sq col2im
+    sum mean prod nansum nanprod norm moments multi_sum_sq col2im
     _np_sum _np_prod _np_cumsum _np_trace _npi_mean _npi_average _npi_std _npi_var _npi_norm
     _npi_bincount _histogram
+    once: _square_sum
 float32: returns an index in the dtype of the values: float16 is exact only up to 2048
     argmax argmin argmax_channel _contrib_arange_like _ravel_multi_index _unravel_index
 float32: sorts: no float16 kernel, or indices in the dtype of the values
@@ -156,7 +160,8 @@ follow: its kernel pools or resizes in float32; an average is no larger than its
     Pooling UpSampling _contrib_AdaptiveAvgPooling2D _contrib_BilinearResize2D
 # moving values
 follow: moves values without arithmetic
-    Pad _npi_pad SequenceMask _sparse_retain
+    Pad _npi_pad SequenceMask
+    once: _sparse_retain
     exact,random: _shuffle
     exact: _identity_with_attr_like_rhs cast_storage
     repeat tile broadcast_to broadcast_axis broadcast_like _npi_broadcast_to im2col

@@ -17,29 +17,28 @@ def bounds_of(net, data):
     return network, values, effect_of_rounding(network, network.inputs)
 
 
+def product_one_by_one(data, weight):
+    """Return the product of rows by rows, whose terms are added one after the other."""
+    return sum(data[:, k : k + 1] * weight[:, k] for k in range(data.shape[1]))
+
+
 def test_a_product_of_many_terms():
-    random = np.random.RandomState(0)
-    data = mx.nd.array(random.normal(size=(8, 4096)))
+    data = mx.nd.array(np.random.RandomState(0).normal(size=(8, 4096)))
     network, (value,), (bound,) = bounds_of(nn.Dense(16, use_bias=False), data)
     (weight,) = network.parameters.values()
     exact = data.asnumpy().astype(np.float64) @ weight.astype(np.float64).T
-    one_by_one = np.zeros_like(value)
-    for k in range(4096):
-        one_by_one += data.asnumpy()[:, k : k + 1] * weight[:, k]
+    one_by_one = product_one_by_one(data.asnumpy(), weight)
     assert 1e-7 < distance(one_by_one, exact) / np.abs(exact).max() < 1e-5
     assert distance(one_by_one, value) < bound < 100 * distance(one_by_one, exact)
 
 
 def test_what_follows_a_long_sum_amplifies_its_roundings():
-    random, terms = np.random.RandomState(0), 65536
-    data = mx.nd.array(random.normal(size=(8, terms)))
+    data = mx.nd.array(np.random.RandomState(0).normal(size=(8, 65536)))
     net = nn.HybridSequential()
     net.add(nn.Dense(16, use_bias=False), nn.HybridLambda(lambda F, x: F.sin(x)))
     network, (value,), (bound,) = bounds_of(net, data)
     (weight,) = network.parameters.values()
-    one_by_one = np.zeros_like(value)
-    for k in range(terms):
-        one_by_one += data.asnumpy()[:, k : k + 1] * weight[:, k]
+    one_by_one = product_one_by_one(data.asnumpy(), weight)
     assert distance(np.sin(one_by_one), value) < bound < 0.02
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from tests.casting.nets import images, small_net
-from tests.inspection.nets import built, unit
+from tests.casting.nets import small_net
+from tests.inspection.nets import Recipe, built, images, unit
 
 from mxnet import gluon, nd
 from mxnet.gluon import nn
@@ -13,7 +13,11 @@ from mxnet.gluon import nn
 
 def test_describe_as_a_table():
     policy = amp.Policy.parse("float16").pin(blocks=["^5$"])
-    text = str(amp.describe(amp.cast(small_net(), policy), images()))
+    net, x = amp.cast(small_net(), policy), nd.ones((2, 3, 8, 8))
+    with pytest.raises(ValueError, match="describe\\(\\) needs inputs"):
+        amp.describe(net)
+    text = str(amp.describe(net, x))
+    assert text == str(amp.describe(net))
     lines = text.splitlines()
     assert lines[0].split() == ["block", "op", "computes", "in", "parameters", "because"]
     assert lines[2].split() == ["0", "Convolution", "float16", "2×float16"]
@@ -25,16 +29,8 @@ def test_describe_as_a_table():
     assert max(map(len, lines)) <= 80
 
 
-def test_describe_without_inputs():
-    net = amp.cast(small_net(), "float16")
-    with pytest.raises(ValueError, match="describe\\(\\) needs inputs"):
-        amp.describe(net)
-    net(images())
-    assert len(amp.describe(net).rows) == 6
-
-
 def test_nets_that_are_not_cast_and_dtypes_for_study():
-    rows = amp.describe(small_net(), images()).rows
+    rows = amp.describe(small_net(), nd.ones((2, 3, 8, 8))).rows
     assert {(row.compute_dtype, row.reason) for row in rows} == {("float32", "")}
     for dtype in ("float8_e4m3", "bfloat16"):
         layers = [unit(1) for _ in range(3)]  # the first and the last one stay wide
@@ -44,15 +40,16 @@ def test_nets_that_are_not_cast_and_dtypes_for_study():
 
 
 @pytest.mark.filterwarnings("ignore:Block")
-def test_a_block_that_runs_as_python_code_has_a_row_with_the_reason():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4, in_units=3), nn.HybridLambda(lambda F, x: x.reshape((x.shape[0], 4))))
-    net.initialize()
-    description = amp.describe(amp.cast(net, "float16"), nd.ones((2, 3)))
+@pytest.mark.parametrize(
+    "policy, own, dense", [("float16", "float32", "float16"), (None, "as fed", "float32")]
+)
+def test_a_block_that_runs_as_python_code_has_a_row_with_the_reason(policy, own, dense):
+    layers = nn.Dense(4, in_units=3), nn.HybridLambda(lambda F, x: x.reshape((x.shape[0], 4)))
+    description = amp.describe(built(*layers, policy=policy), nd.ones((2, 3)))
     assert [(row.block, row.op, row.compute_dtype) for row in description.rows] == [
-        ("", "(Python code)", "float32"),
-        ("0", "FullyConnected", "float16"),
-        ("1", "(Python code)", "float32"),
+        ("", "(Python code)", own),
+        ("0", "FullyConnected", dense),
+        ("1", "(Python code)", own),
     ]
     assert description.rows[2].reason.endswith("has no attribute 'shape'")
     assert description.rows[0].reason.startswith("block '1' inside it cannot be traced")
@@ -81,31 +78,19 @@ def test_parameters_that_python_code_uses_have_a_row():
     assert row.param_dtypes == {name: "float32"} and "outside the cast" in row.reason
 
 
-class Recipe(nn.HybridBlock):
-    """MXNet's own recipe for float16, which no CPU computes."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4)
-
-    def hybrid_forward(self, F, x):
-        return F.cast(self.norm(self.conv(F.cast(x, "float16"))), "float32")
-
-
 @pytest.mark.parametrize("hybridized", [False, True])
 def test_a_net_in_float16_that_was_not_cast_shows_its_real_dtypes(hybridized):
     net = Recipe()
-    net.initialize()
-    net.cast("float16")
     if hybridized:
         net.hybridize()
-    description = amp.describe(net, nd.ones((2, 3, 8, 8)))
+    description = amp.describe(net, images())
     assert [
         (row.block, row.compute_dtype, {*row.param_dtypes.values()}) for row in description.rows
     ] == [
         ("", "none", set()),
-        ("conv", "float16", {"float16"}),
-        ("norm", "float32", {"float32"}),
+        ("0", "float16", {"float16"}),
+        ("1", "float32", {"float32"}),
+        ("2", "float16", {"float16"}),
         ("", "none", set()),
     ]
     assert "emulated" not in str(description)
@@ -125,15 +110,3 @@ def test_the_parts_of_a_plain_block_that_are_not_cast(cast):
     found = {row.op: row.compute_dtype for row in rows}
     assert found["Embedding"] == found["RNN"] == "float32"
     assert found["FullyConnected"] == ("float16" if cast == "head" else "float32")
-
-
-def test_a_block_that_cannot_be_traced_and_is_not_cast():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4, in_units=3), nn.HybridLambda(lambda F, x: x.reshape((x.shape[0], 4))))
-    net.initialize()
-    rows = amp.describe(net, nd.ones((2, 3))).rows
-    assert [(row.block, row.op, row.compute_dtype) for row in rows] == [
-        ("", "(Python code)", "as fed"),
-        ("0", "FullyConnected", "float32"),
-        ("1", "(Python code)", "as fed"),
-    ]

@@ -17,7 +17,6 @@ HOPPER = Gpu("NVIDIA H100 80GB HBM3", (9, 0))
 
 FAST = "runs MXNet, and float16 on Tensor Cores."
 SLOW = "runs MXNet, but has no Tensor Cores, which came with 7.0: float16 saves memory here, but "
-ON_TENSOR_CORES = "on Tensor Cores, which accumulate in float32; half of the memory."
 TOO_NEW = "cannot run MXNet's kernels (\"no kernel image is available\"): MXNet 1.9.1's wheels "
 TOO_OLD = "cannot run MXNet's kernels: it is older than MXNet 1.9.1's wheels, which hold machine "
 
@@ -103,7 +102,6 @@ def test_wrong_options_are_one_sentence(capsys):
         (Gpu("NVIDIA GeForce GTX 1660 Ti", (7, 5)), SLOW, True, False),
         (Gpu("NVIDIA L4", (8, 9)), FAST, True, True),
         (HOPPER, TOO_NEW, False, True),
-        (Gpu("NVIDIA RTX 5090", (12, 0)), TOO_NEW, False, True),
     ],
 )
 def test_each_generation(pretend, capsys, gpu, about, runs, tensor_cores):
@@ -136,9 +134,6 @@ ALONE = {"native": False, "compiler": None}
 @pytest.mark.parametrize(
     "gpus, options, policy, runs, how",
     [
-        ([VOLTA], {}, "float16", True, ON_TENSOR_CORES),
-        ([VOLTA], {}, "float32", True, "by cuDNN and cuBLAS."),
-        ([VOLTA], {}, "bfloat16", False, "MXNet 1.9.1 has no bfloat16 kernels for GPUs: use "),
         ([VOLTA], {}, "compute=float8_e4m3", False, "formats for study are emulated on a CPU only"),
         ([PASCAL], {}, "mixed_float16", True, WITHOUT),
         ([VOLTA, PASCAL], {}, "float16", True, WITHOUT),
@@ -152,21 +147,9 @@ ALONE = {"native": False, "compiler": None}
         ([], CPU, "bfloat16", True, "by oneDNN with AVX512_BF16: two products in the time of one"),
         ([], {**CPU, "flags": "avx512f"}, "bfloat16", True, "by oneDNN with AVX512, but without "),
         ([], {**CPU, **NO_AVX512}, "bfloat16", True, f"{SLOWER} This CPU has no AVX512_BF16 "),
-        (
-            [],
-            {**CPU, **FORBIDDEN},
-            "bfloat16",
-            True,
-            f"{SLOWER} Intel's AVX512_BF16 without AMX ",
-        ),
+        ([], {**CPU, **FORBIDDEN}, "bfloat16", True, f"{SLOWER} Intel's AVX512_BF16 without "),
         ([], {**CPU, **UNUSED}, "bfloat16", True, f"{SLOWER} oneDNN does not use the AVX512_BF16"),
-        (
-            [],
-            {**CPU, **NO_AVX512, "native": False},
-            "bfloat16",
-            False,
-            "oneDNN has no bfloat16 kernels on this CPU, and emulating it takes the C++ kernels: ",
-        ),
+        ([], {**CPU, **NO_AVX512, "native": False}, "bfloat16", False, "oneDNN has no bfloat16 "),
     ],
 )
 def test_how_a_policy_runs(pretend, gpus, options, policy, runs, how):

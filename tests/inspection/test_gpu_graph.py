@@ -16,7 +16,6 @@ from tests.random_nets import RandomNet
 import mxnet as mx
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
-from mxnet.gluon.model_zoo import vision
 
 FLOAT16 = Policy.parse("float16")
 
@@ -29,16 +28,7 @@ def findings_of(net, *inputs):
 
 def problems(symbol, policy=FLOAT16):
     cast = cast_pass.apply(symbol, policy, {})
-    return [(problem.op, problem.problem) for problem in gpu_problems(cast, {})]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
-@pytest.mark.parametrize("name", ["resnet18_v1", "mobilenetv2_0.25", "resnet18_v2"])
-def test_zoo_networks(name, policy):
-    net = vision.get_model(name, classes=8)
-    net.initialize()
-    assert findings_of(amp.cast(net, policy), nd.zeros((1, 3, 64, 64))) == []
+    return [(op, problem) for _, op, problem in gpu_problems(cast, {})]
 
 
 @pytest.mark.parametrize(
@@ -81,7 +71,7 @@ def test_operators_of_a_cpu_are_found():
     dense = mx.sym.FullyConnected(mx.sym.var("x"), num_hidden=3)
     emulated = lower(cast_pass.apply(dense, FLOAT16, {}), {}, "cpu")
     found = gpu_problems(emulated, {})
-    assert found and {problem.problem for problem in found} == {"exists on a CPU only"}
+    assert found and {problem for _, _, problem in found} == {"exists on a CPU only"}
 
 
 def test_check_reports_it_to_a_user():

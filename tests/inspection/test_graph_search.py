@@ -21,11 +21,8 @@ def pinned(*ops):
 
 
 def test_an_operator_outside_all_blocks_is_pinned_by_its_name():
-    class Square(nn.HybridBlock):
-        def hybrid_forward(self, F, x):
-            return F.relu(F.broadcast_mul(F.relu(x), F.relu(x)) - 1)
-
-    result = diagnose(amp.cast(Square(), pinned("relu", "broadcast_mul")), total, one(300), None, 1)
+    net = nn.HybridLambda(lambda F, x: F.relu(F.broadcast_mul(F.relu(x), F.relu(x)) - 1))
+    result = diagnose(amp.cast(net, pinned("relu", "broadcast_mul")), total, one(300), None, 1)
     assert (result.verdict, result.block, result.op) == ("forward_overflow", "", "broadcast_mul")
     assert "policy.pin(ops=['broadcast_mul'])" in result.advice
     assert "in the net itself" in str(result)
@@ -60,12 +57,12 @@ def test_several_outputs_and_losses():
 
 
 def test_an_infinity_that_the_forward_pass_hides_again():
-    class Hiding(nn.HybridBlock):
-        def hybrid_forward(self, F, x):
-            square = F.broadcast_mul(x, x)
-            return 1 / F.broadcast_mul(square, square)  # 1 / inf is 0, its gradient 0 * inf
+    def hiding(F, x):
+        square = F.broadcast_mul(x, x)
+        return 1 / F.broadcast_mul(square, square)  # 1 / inf is 0, its gradient 0 * inf
 
-    net = built(unit(1000), Hiding(), policy=pinned("broadcast_mul", "_rdiv_scalar"))
+    policy = pinned("broadcast_mul", "_rdiv_scalar")
+    net = built(unit(1000), nn.HybridLambda(hiding), policy=policy)
     assert net(one(1)).asscalar() == 0
     assert place(net) == ("forward_overflow", "1", "broadcast_mul", (1000, 1000))
 

@@ -8,7 +8,7 @@ from gluon_amp.inspection.indices import READ, RETURNED
 from gluon_amp.policy import op_table
 from tests.inspection.nets import built
 
-from mxnet import gluon, nd
+from mxnet import nd
 from mxnet.gluon import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore:.* is not used by any computation")
@@ -16,22 +16,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.* is not used by any computatio
 FIX = "keep them in int32 or float32: do not cast them, and give the net data in float32"
 
 
-class Net(gluon.HybridBlock):
-    """A product in float16, and a function of its result and of ids."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-        self.dense = nn.Dense(8, in_units=8)
-
-    def hybrid_forward(self, F, x, ids):
-        return self.function(F, self.dense(x), ids)
-
-
-def found(function, dtype="float16", rows=4096):
-    """Return what check says of a function of a (rows, 8) product and of eight ids."""
-    net = built(Net(function), policy=None)[0]
-    findings = amp.check(amp.cast(net), None, nd.ones((rows, 8)), nd.ones((8,), dtype=dtype))
+def found(function, dtype="float16"):
+    """Return what check says of a function of a (4096, 8) array and of eight ids."""
+    net = amp.cast(nn.HybridLambda(function))
+    findings = amp.check(net, None, nd.ones((4096, 8)), nd.ones((8,), dtype=dtype))
     assert all(finding.kind == "index" and finding.fix == FIX for finding in findings)
     return [finding.problem.partition(",")[0] for finding in findings]
 
@@ -98,16 +86,8 @@ def test_counting_in_float16(dtype, expected):
 
 
 def test_the_index_of_a_maximum_in_a_net_that_mxnet_cast_itself():
-    class Largest(gluon.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            self.dense = nn.Dense(5000, in_units=8)
-
-        def hybrid_forward(self, F, x):
-            return F.argmax(self.dense(x), axis=1)
-
-    net = Largest()
-    net.initialize()
+    largest = nn.HybridLambda(lambda F, x: F.argmax(x, axis=1))
+    net = built(nn.Dense(5000, in_units=8), largest, policy=None)
     net.cast("float16")
     problems = [finding.problem for finding in amp.check(net)]
     assert any(problem.startswith("argmax returns indices in float16") for problem in problems)

@@ -2,14 +2,12 @@
 
 import copy
 import itertools
-import random
 import re
 
 import numpy as np
 import pytest
 
 import gluon_amp as amp
-from tests import kinds
 from tests.inspection.nets import L2, built, chain, one, total
 
 import mxnet as mx
@@ -19,17 +17,7 @@ from mxnet.gluon.model_zoo import vision
 
 CROSS_ENTROPY = gluon.loss.SoftmaxCrossEntropyLoss()
 FLOAT16 = amp.Policy("float16")
-
-
-class Planted(nn.HybridBlock):
-    """Computes a function of `F` and its input."""
-
-    def __init__(self, function):
-        super().__init__()
-        self.function = function
-
-    def hybrid_forward(self, F, x):
-        return self.function(F, x)
+Planted = nn.HybridLambda  # computes a function of `F` and its input
 
 
 class Attention(nn.HybridBlock):
@@ -132,25 +120,24 @@ def distances(net, policy):
             out = twin(data())
             loss = CROSS_ENTROPY(out, classes()) * 16
         loss.backward()
-        results.append([[out.asnumpy()], [a.grad.asnumpy().astype("float32") for a in arrays]])
-    return [
-        max(np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(*arrays))
-        for arrays in zip(*results)
-    ]
+        results.append([a.asnumpy().astype("float32") for a in (out, *(a.grad for a in arrays))])
+    return [np.linalg.norm(a - b) / np.linalg.norm(b) for a, b in zip(*results)]
 
 
 def are_close(policy, net):
-    outputs, gradients = distances(net, policy)
-    return outputs <= 1 / 64 and gradients <= 1 / 8
+    output, *gradients = distances(net, policy)
+    return output <= 1 / 64 and max(gradients) <= 1 / 8
 
 
 @pytest.mark.parametrize(
     "layers, pins",
     [
-        ([Planted(exponential), nn.Dense(16, weight_initializer=mx.init.Normal(1e-6))], ["2"]),
+        (
+            [Planted(exponential), nn.Dense(16, weight_initializer=mx.init.Normal(1e-6))],
+            ["2"],
+        ),
         ([Planted(centered)], ["1"]),
         ([nn.Dense(16, bias_initializer=mx.init.Constant(4096)), nn.LayerNorm()], ["1"]),
-        ([Planted(standardized)], ["1"]),
         ([Planted(tiny_epsilon)], []),
         ([Planted(small_squares)], ["1"]),
         ([Planted(steep)], ["1"]),
@@ -159,7 +146,7 @@ def are_close(policy, net):
         ([nn.Dense(16, weight_initializer=mx.init.Normal(1e-9)), nn.LayerNorm(epsilon=0)], ["1"]),
         ([Planted(centered), nn.Dense(16), Planted(standardized)], ["1", "3"]),
     ],
-    ids="exp mean bias variance epsilon squares steep hidden large_weight small_weight two".split(),
+    ids="exp mean bias epsilon squares steep hidden large_weight small_weight two".split(),
 )
 def test_pins_are_where_trouble_is_planted_and_are_few(layers, pins):
     net = net_with(*layers)
@@ -248,26 +235,17 @@ def test_trouble_in_a_deep_net_is_found_beside_its_roundings(capsys):
     assert "is not within 0.016 and 0.12 of float32, and no other pin lowers" in printed
 
 
-def test_the_net_and_random_numbers_stay_as_they_were():
+def test_the_net_stays_as_it_was_and_random_numbers_follow_their_seed():
     net = net_with(nn.Dropout(0.5), nn.BatchNorm(), Planted(centered))
     net.hybridize()
-    with autograd.record():
-        loss = CROSS_ENTROPY(net(data()), classes())
-    op, numbers = net._cached_op, (random.getstate(), np.random.get_state()[1].tolist())
-    before = {name: p.data().asnumpy() for name, p in net.collect_params().items()}
-    drawn = []
+    net(data())
+    op, drawn = net._cached_op, []
     for seed in (1, 1, 2):
         mx.random.seed(seed)
         assert amp.suggest_policy(net, CROSS_ENTROPY, data(), classes()).pins
         drawn.append(nd.random.uniform(shape=4).asnumpy().tolist())
     assert drawn[0] == drawn[1] != drawn[2]
     assert net._cached_op is op and amp.policy_of(net) == amp.Policy()
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == numbers
-    for name, parameter in net.collect_params().items():
-        assert np.array_equal(parameter.data().asnumpy(), before[name])
-        assert parameter.grad_req == "null" or not parameter.grad().asnumpy().any()
-    loss.backward()
-    assert net[0].weight.grad().asnumpy().any()
     deferred = built(nn.Dense(4), policy=None)
     amp.suggest_policy(deferred, CROSS_ENTROPY, data(), classes())
     assert deferred[0].weight.shape == (4, 0)
@@ -280,8 +258,7 @@ def test_a_cast_net_counts_with_its_masters():
     masters = {name: m.asnumpy() for name, m in trainer.master_params().items()}
     assert amp.suggest_policy(net, CROSS_ENTROPY, data(), classes()) == FLOAT16.pin(blocks=["^1$"])
     assert amp.policy_of(net) == FLOAT16
-    for name, master in trainer.master_params().items():
-        assert np.array_equal(master.asnumpy(), masters[name])
+    assert all((m.asnumpy() == masters[name]).all() for name, m in trainer.master_params().items())
 
 
 def test_several_batches_and_several_inputs():
@@ -290,13 +267,10 @@ def test_several_batches_and_several_inputs():
     assert sorted(large.pins[0].blocks) == ["^0$", "^1$"]
     assert amp.suggest_policy(net, L2, [one(1), one(2)], [one(0), one(0)]) == FLOAT16
 
-    class Sum(nn.HybridBlock):
-        def hybrid_forward(self, F, x, y):
-            return F.dot(x * 300 + y, F.ones_like(y)) / 300
-
-    for inputs, label in (((one(300), one(1)), None), ([one(300), one(1)], None)):
-        assert amp.suggest_policy(Sum(), total, inputs, label).pins
-    assert len(amp.suggest_policy(Sum(), total, [(one(1), one(1))] * 2, [None] * 2).pins) == 0
+    net = nn.HybridLambda(lambda F, x, y: F.dot(x * 300 + y, F.ones_like(y)) / 300)
+    for inputs in ((one(300), one(1)), [one(300), one(1)]):
+        assert amp.suggest_policy(net, total, inputs, None).pins
+    assert not amp.suggest_policy(net, total, [(one(1), one(1))] * 2, [None] * 2).pins
 
 
 def test_blocks_of_python_code_and_symbols():
@@ -321,13 +295,6 @@ def test_blocks_of_python_code_and_symbols():
     assert policy == FLOAT16.pin(ops=["_plus_scalar"])
 
 
-def test_both_kinds_of_arrays(arrays):
-    x, label = (kinds.array(array.asnumpy()) for array in (data(), classes()))
-    net = built(nn.Dense(16), Planted(near), nn.Dense(4), policy=None)
-    policy = amp.suggest_policy(net, CROSS_ENTROPY, x, label)
-    assert policy == FLOAT16.pin(blocks=["^1$"])
-
-
 @pytest.mark.parametrize(
     "changes, error, message",
     [
@@ -335,7 +302,6 @@ def test_both_kinds_of_arrays(arrays):
         ({"policy": "float32"}, ValueError, "which needs no pins: pass a policy that computes in"),
         ({"policy": "compute=tfloat32"}, ValueError, "which needs no pins"),
         ({"loss_fn": 3}, TypeError, "a loss_fn of type int, expected a function of output and"),
-        ({"data": np.ones((8, 16))}, TypeError, "data of type ndarray, expected NDArrays"),
         ({"data": data().astype("float64")}, TypeError, "got float64 data, expected float32"),
         ({"data": data() * np.nan}, ValueError, "no pin helps: Fix or drop sample 0 of this batch"),
         ({"loss_fn": lambda out, _: out.astype("float16")}, TypeError, "The loss is float16"),

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from tests.inspection.nets import L2, built, images, labels, make_net
+from tests.inspection.nets import L2, Recipe, built, images, labels, make_net
+from tests.inspection.test_watch import train, trainer_of
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -81,21 +82,6 @@ def partly(policy, path):
     return net
 
 
-class Recipe(nn.HybridSequential):
-    """A net by MXNet's own recipe for float16, whose products no CPU computes."""
-
-    def hybrid_forward(self, F, x):
-        return F.cast(super().hybrid_forward(F, F.cast(x, "float16")), "float32")
-
-
-def recipe(policy, path):
-    net = Recipe()
-    net.add(nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Dense(3, in_units=64))
-    net.initialize()
-    net.cast("float16")
-    return net
-
-
 NETS = {
     "imported": imported,
     "constructed": constructed,
@@ -104,7 +90,7 @@ NETS = {
     "trained": with_norm(lambda: Norm("write")),
     "python": with_norm(PythonNorm, nn.Sequential),
     "partly": partly,
-    "recipe": recipe,
+    "recipe": lambda policy, path: Recipe(),
 }
 LOOKS = {
     "describe": lambda net, trainer, x: amp.describe(net, x),
@@ -139,11 +125,34 @@ def test_no_look_changes_a_bit_or_leaves_an_error(name, policy, tmp_path):
         nd.waitall()
     before = content(net)
     for look in LOOKS.values():
-        with contextlib.suppress(RuntimeError):  # of a net that no CPU runs
+        with contextlib.suppress(RuntimeError, ValueError):  # of a net that no CPU runs
             look(net, trainer, images())
         nd.waitall()  # raises what a look has left behind
         assert content(net) == before
     assert "grad_req='write'" not in str(amp.check(net, trainer, images())) or name == "python"
+
+
+@pytest.mark.parametrize("look", [amp.diagnose, amp.suggest_policy])
+def test_a_backward_pass_that_is_still_to_come_is_made(look):
+    net = make_net()
+    trainer = amp.Trainer(net.collect_params(), "adam", loss_scale=4)
+    with autograd.record():
+        loss = L2(net(images()), labels())
+    look(net, L2, images(), labels())
+    trainer.backward(loss)
+    assert all(gradient.asnumpy().any() for gradient in trainer.gradients())
+    report = trainer.step(2)
+    assert report.applied and report.loss_scale == 4
+
+
+@pytest.mark.parametrize("look", [amp.diagnose, amp.suggest_policy])
+def test_everything_is_restored_when_the_loss_function_fails(look):
+    net = make_net()
+    before = content(net)
+    with pytest.raises(ZeroDivisionError):
+        look(net, lambda out, label: 1 / 0, images(), labels())
+    assert not any("forward" in vars(block) for block in (net, *net))
+    assert content(net) == before
 
 
 def test_the_statistics_of_the_loss_and_what_it_reads_stay():
@@ -171,7 +180,7 @@ def test_a_loss_that_is_none_is_one_sentence(wrong):
 
 
 def test_an_error_of_the_run_is_one_sentence_and_stays_here():
-    net = recipe("float16", "")
+    net = Recipe()
     with pytest.raises(RuntimeError, match=r"^diagnose\(\) runs the net, .*FP16 gemm") as error:
         amp.diagnose(net, L2, images(), labels())
     assert "\n" not in str(error.value)
@@ -184,14 +193,9 @@ def test_a_look_of_watch_changes_no_statistic(name, tmp_path):
     def trained(watched):
         mx.random.seed(0)
         net = NETS[name]("float16", tmp_path / "net")
-        trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=8)
-        watch = amp.watch(net, trainer, every=1) if watched else contextlib.nullcontext()
-        with watch:
-            for _ in range(2):
-                with autograd.record():
-                    loss = L2(net(images()), labels())
-                trainer.backward(loss)
-                trainer.step(2)
+        trainer = trainer_of(net)
+        with amp.watch(net, trainer, every=1) if watched else contextlib.nullcontext():
+            train(net, trainer, 2)
         return [p.data().asnumpy().tobytes() for p in net.collect_params().values()]
 
     assert trained(watched=True) == trained(watched=False)

@@ -1,7 +1,7 @@
 """Constants that float16 cannot hold: epsilons, bounds, mask values, paddings."""
 
+from experiments.operators.registered import registered
 from gluon_amp.policy import Policy, cast_pass, constants, op_table
-from tests.mxnet_operators import registered
 
 import mxnet as mx
 

@@ -7,10 +7,10 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from experiments.operators.calls import CANONICAL, ID_DTYPES, NETWORK, REGISTERED, Ids, call, node
 from gluon_amp.base import registry
 from gluon_amp.base.mxnet_internals import LIB, check_call
 from gluon_amp.policy import op_table
-from tests.operator_calls import CANONICAL, ID_DTYPES, NETWORK, REGISTERED, Ids, call, node
 
 import mxnet as mx
 from mxnet.base import SymbolHandle, c_str_array
@@ -39,9 +39,6 @@ NOT_RUN = {
 }
 # MXNet 1.9.1 registers a gradient for these that fails in every dtype
 NO_GRADIENT = {"_npi_copysign_scalar", "_npi_rcopysign_scalar"}
-
-# Not run: two need a graph in sparse arrays, and draw from a generator of their own
-SAMPLERS = {op for op in op_table.RANDOM if op.startswith("_contrib_dgl_")}
 
 
 def of_kind(*kinds):
@@ -204,36 +201,6 @@ def test_every_operator_runs_in_float16_as_in_float32(kind):
                 assert np.isfinite(a).all(), op
             else:
                 np.testing.assert_allclose(a, b, rtol=2.0**-9, atol=2.0**-9, err_msg=op)
-
-
-def drawn(op, seed):
-    """Return what an operator returns in training after a seed; None where the call fails."""
-    mx.random.seed(seed)
-    inputs = {f"x{i}": array for i, array in enumerate(arrays(op))}
-    try:
-        symbol = node(op)
-        states = {name: inputs.pop(name) for name in symbol.list_auxiliary_states()}
-        with mx.util.np_shape(op.startswith("_np")):
-            outputs = symbol.bind(mx.cpu(), inputs, aux_states=states).forward(is_train=True)
-            return [output.asnumpy().tolist() for output in outputs]
-    except mx.MXNetError:
-        return None
-
-
-def test_what_draws_random_numbers():
-    """Every operator that can be called: the same seed draws the same, and another other numbers.
-
-    Those that are not cast and not random read images and integers, or write to their inputs.
-    """
-    random = set()
-    for op in {*of_kind("compute", "float32", "norm", "follow", "widest"), *op_table.RANDOM}:
-        if op in SAMPLERS or op.startswith("_contrib_quantize") or "arccosh" in op:
-            continue
-        first = drawn(op, 1)
-        if first is not None:
-            assert drawn(op, 1) == first, op
-            random.update([] if drawn(op, 11) == first else [op])
-    assert random == op_table.RANDOM - SAMPLERS
 
 
 def test_batch_norm_takes_float16_data_with_float32_parameters():

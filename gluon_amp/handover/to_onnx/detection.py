@@ -45,15 +45,8 @@ def _kept(
         depth = w.add("Add", w.add("ReduceMax", ids, keepdims=0), w.scalar(1, "int64"))
         off_on = w.constant(np.array([0, 1], np.float32))
         scores = w.add("Mul", scores, w.add("OneHot", ids, depth, off_on, axis=1))
-    picked = w.add(
-        "NonMaxSuppression",
-        boxes,
-        scores,
-        w.scalar([count], "int64"),
-        w.scalar([threshold], "float32"),
-        w.scalar([0], "float32"),
-        center_point_box=int(center),
-    )
+    limits = w.scalar([count], "int64"), w.scalar([threshold], "float32"), w.scalar([0], "float32")
+    picked = w.add("NonMaxSuppression", boxes, scores, *limits, center_point_box=int(center))
     places = w.add("Gather", picked, w.integers([0, 2]), axis=1)
     nothing = w.add("Mul", ranks, w.scalar(0, "float32"))
     return w.add("ScatterND", nothing, places, w.add("GatherND", ranks, places))
@@ -171,49 +164,27 @@ def multibox_detection(n: Node, w: Writer) -> str:
     return w.back(_or_minus_one(inside, found, w), n)
 
 
-def _regions(n: Node, w: Writer) -> Tuple[str, str, str]:
-    """Return corners (R, 4), the numbers of images (R), and whether there is one (R, 1, 1, 1).
+def regions(n: Node, w: Writer) -> str:
+    """Maxima over regions, or averages by bilinear interpolation.
 
-    MXNet's results are 0 for a negative number, as pyramids of features have it. onnxruntime would
-    read memory before the images, so there the number is 0.
+    MXNet's results are 0 for a region of a negative image, as pyramids of features have it.
+    onnxruntime would read memory before the images, so there the number is 0.
     """
-    regions = w.as_dtype(n.inputs[1], n.wide)
-    numbers, zero = w.cast(_column(regions, 0, w), "int64"), w.scalar(0, "int64")
-    exists = w.add("Unsqueeze", w.add("GreaterOrEqual", numbers, zero), w.integers([1, 2, 3]))
-    return w.sliced(regions, 1, 1, 5), w.add("Max", numbers, zero), exists
-
-
-def roi_align(n: Node, w: Writer) -> str:
-    """Averages over regions, by bilinear interpolation."""
     if n.flag("position_sensitive") or n.flag("aligned"):
         raise UntranslatableError("position_sensitive, or aligned, which opset 13 does not have")
-    corners, numbers, exists = _regions(n, w)
-    height, width = n.integers("pooled_size")
-    value = w.add(
-        "RoiAlign",
-        w.as_dtype(n.data, n.wide),
-        corners,
-        numbers,
-        mode="avg",
-        output_height=height,
-        output_width=width,
-        sampling_ratio=max(0, n.integer("sample_ratio", -1)),
-        spatial_scale=n.number("spatial_scale"),
-    )
-    return w.back(w.add("Where", exists, value, w.scalar(0, n.wide)), n)
-
-
-def roi_pooling(n: Node, w: Writer) -> str:
-    """Maxima over regions."""
-    corners, numbers, exists = _regions(n, w)
-    numbers = w.add("Unsqueeze", w.cast(numbers, n.wide), w.integers([1]))
-    value = w.add(
-        "MaxRoiPool",
-        w.as_dtype(n.data, n.wide),
-        w.add("Concat", numbers, corners, axis=1),
-        pooled_shape=n.integers("pooled_size"),
-        spatial_scale=n.number("spatial_scale"),
-    )
+    rows, size = w.as_dtype(n.inputs[1], n.wide), n.integers("pooled_size")
+    numbers, zero = w.cast(_column(rows, 0, w), "int64"), w.scalar(0, "int64")
+    exists = w.add("Unsqueeze", w.add("GreaterOrEqual", numbers, zero), w.integers([1, 2, 3]))
+    corners, numbers = w.sliced(rows, 1, 1, 5), w.add("Max", numbers, zero)
+    if n.op == "ROIPooling":
+        numbers = w.add("Unsqueeze", w.cast(numbers, n.wide), w.integers([1]))
+        inputs, options = [w.add("Concat", numbers, corners, axis=1)], {"pooled_shape": size}
+    else:
+        inputs, options = [corners, numbers], dict(zip(("output_height", "output_width"), size))
+        options.update(mode="avg", sampling_ratio=max(0, n.integer("sample_ratio", -1)))
+    op = "MaxRoiPool" if n.op == "ROIPooling" else "RoiAlign"
+    data, scale = w.as_dtype(n.data, n.wide), n.number("spatial_scale")
+    value = w.add(op, data, *inputs, spatial_scale=scale, **options)
     return w.back(w.add("Where", exists, value, w.scalar(0, n.wide)), n)
 
 
@@ -221,6 +192,5 @@ TRANSLATIONS: Dict[str, Callable] = {
     "_contrib_box_nms": box_nms,
     "_contrib_box_decode": box_decode,
     "_contrib_MultiBoxDetection": multibox_detection,
-    "_contrib_ROIAlign": roi_align,
-    "ROIPooling": roi_pooling,
+    **dict.fromkeys(["_contrib_ROIAlign", "ROIPooling"], regions),
 }

@@ -1,15 +1,20 @@
-"""Translations of operators that work element by element."""
+"""Translations of operators that work element by element, activations among them."""
 
+import re
 from typing import Callable, Dict
 
 import numpy as np
 
 from gluon_amp.handover.to_onnx.writer import Node, UntranslatableError, Writer
 
+
+def _pairs(text: str) -> Dict[str, str]:
+    return dict(pair.split(":") for pair in text.split())
+
+
 # Operators that ONNX has by another name, of one input or of several that are broadcast
-SAME = dict(
-    pair.split(":")
-    for pair in """
+SAME = _pairs(
+    """
     abs:Abs ceil:Ceil floor:Floor exp:Exp log:Log sqrt:Sqrt erf:Erf sigmoid:Sigmoid relu:Relu
     tanh:Tanh sign:Sign negative:Neg sin:Sin cos:Cos tan:Tan arcsin:Asin arccos:Acos arctan:Atan
     sinh:Sinh cosh:Cosh arcsinh:Asinh arccosh:Acosh arctanh:Atanh softsign:Softsign
@@ -19,35 +24,27 @@ SAME = dict(
     broadcast_maximum:Max broadcast_minimum:Min
     BlockGrad:Identity _copy:Identity make_loss:Identity MakeLoss:Identity Dropout:Identity
     _contrib_gradientmultiplier:Identity _contrib_sign_ste:Sign
-    """.split()
+    """
 )
 
 # Those that ONNX has for integers, too; MXNet cuts off the fraction of the others' results
 OF_INTEGERS = {*"Abs Sign Neg Sum Pow Max Min Add Sub Mul Div Identity".split()}
 
-# Operators with a number, and whether it comes first
-SCALARS = {
-    "_plus_scalar": ("Add", False),
-    "_minus_scalar": ("Sub", False),
-    "_rminus_scalar": ("Sub", True),
-    "_mul_scalar": ("Mul", False),
-    "_div_scalar": ("Div", False),
-    "_rdiv_scalar": ("Div", True),
-    "_power_scalar": ("Pow", False),
-    "_rpower_scalar": ("Pow", True),
-    "_maximum_scalar": ("Max", False),
-    "_minimum_scalar": ("Min", False),
-}
+# Operators with a number, which comes first where the name begins with _r
+SCALARS = _pairs(
+    """
+    _plus_scalar:Add _minus_scalar:Sub _rminus_scalar:Sub _mul_scalar:Mul _div_scalar:Div
+    _rdiv_scalar:Div _power_scalar:Pow _rpower_scalar:Pow _maximum_scalar:Max _minimum_scalar:Min
+    """
+)
 
-COMPARISONS = {
-    "equal": "Equal",
-    "not_equal": "Equal",  # and a Not
-    "greater": "Greater",
-    "greater_equal": "GreaterOrEqual",
-    "lesser": "Less",
-    "lesser_equal": "LessOrEqual",
-}
-LOGICAL = {"logical_and": "And", "logical_or": "Or", "logical_xor": "Xor"}
+# Those with a true or false result; behind that of not_equal comes a Not
+DECISIONS = _pairs(
+    """
+    equal:Equal not_equal:Equal greater:Greater greater_equal:GreaterOrEqual lesser:Less
+    lesser_equal:LessOrEqual logical_and:And logical_or:Or logical_xor:Xor
+    """
+)
 
 
 def same(n: Node, w: Writer) -> str:
@@ -62,37 +59,29 @@ def same(n: Node, w: Writer) -> str:
 
 def scalar(n: Node, w: Writer) -> str:
     """An operator of a tensor and a number."""
-    op, reverse = SCALARS[n.op]
-    operands = [w.as_dtype(n.data, n.out.dtype), w.scalar(n.number("scalar"), n.out.dtype)]
-    return w.add(op, *(reversed(operands) if reverse else operands))
+    return w.add(SCALARS[n.op], *_operands(n, w, n.out.dtype))
 
 
-def _kind(op: str) -> str:
-    """Return `'equal'` of `'_equal_scalar'` and of `'broadcast_equal'`."""
-    rest = op[len("broadcast_") :] if op.startswith("broadcast_") else op.strip("_")
-    return rest[: -len("_scalar")] if rest.endswith("_scalar") else rest
+def decision(n: Node, w: Writer) -> str:
+    """A comparison, or a logical operator, whose inputs are true where they are not 0.
 
-
-def comparison(n: Node, w: Writer) -> str:
-    """A comparison, which is 0 or 1 in MXNet, or a Boolean in mx.np."""
-    kind = _kind(n.op)
-    operands = _operands(n, w, np.result_type(*{one.dtype for one in n.inputs}).name)
-    found = w.add(COMPARISONS[kind], *operands)
+    The result is 0 or 1 in MXNet, or a Boolean in mx.np.
+    """
+    kind = re.sub("^broadcast_|^_|_scalar$", "", n.op)
+    logical = kind.startswith("logical")
+    dtype = "bool" if logical else np.result_type(*{one.dtype for one in n.inputs}).name
+    found = w.add({**DECISIONS, "logical_not": "Not"}[kind], *_operands(n, w, dtype))
     if kind == "not_equal":
         found = w.add("Not", found)
     return found if n.out.dtype == "bool" else w.cast(found, n.out.dtype)
 
 
 def _operands(n: Node, w: Writer, dtype: str) -> list:
-    """Return the inputs in one dtype, and the number after them if there is one."""
+    """Return the inputs in one dtype, and the number on its side of them if there is one."""
     operands = [w.as_dtype(one, dtype) for one in n.inputs]
-    return [*operands, w.scalar(n.number("scalar"), dtype)] if "scalar" in n.attrs else operands
-
-
-def logical(n: Node, w: Writer) -> str:
-    """A logical operator, whose inputs are true where they are not 0."""
-    found = w.add({**LOGICAL, "logical_not": "Not"}[_kind(n.op)], *_operands(n, w, "bool"))
-    return found if n.out.dtype == "bool" else w.cast(found, n.out.dtype)
+    if "scalar" in n.attrs:
+        operands.append(w.scalar(n.number("scalar"), dtype))
+    return operands[::-1] if n.op.startswith("_r") else operands
 
 
 def is_kind(n: Node, w: Writer) -> str:
@@ -104,16 +93,6 @@ def is_kind(n: Node, w: Writer) -> str:
         return w.add("Not", w.add("Or", w.add("IsNaN", data), w.add("IsInf", data)))
     signs = {"_npi_isposinf": {"detect_negative": 0}, "_npi_isneginf": {"detect_positive": 0}}
     return w.add("IsInf", data, **signs.get(n.op, {}))
-
-
-def cast(n: Node, w: Writer) -> str:
-    """A cast; from floats to integers both cut off the fraction."""
-    return w.cast(n.data, n.out.dtype)
-
-
-def multicast(n: Node, w: Writer) -> list:
-    """Casts of several tensors to one dtype."""
-    return [w.cast(data, out.dtype) for data, out in zip(n.inputs, n.outputs)]
 
 
 def clip(n: Node, w: Writer) -> str:
@@ -138,8 +117,6 @@ def _steps(*steps: tuple) -> Callable[[Node, Writer], str]:
 def modulo(n: Node, w: Writer) -> str:
     """MXNet's modulo has the sign of the divisor, as Python's; ONNX's for floats that of C."""
     data, divisor = _operands(n, w, n.out.dtype)
-    if n.op.startswith("_rmod"):
-        data, divisor = divisor, data
     if "float" not in n.out.dtype:
         return w.add("Mod", data, divisor)
     whole = w.add("Floor", w.add("Div", data, divisor))
@@ -198,11 +175,42 @@ def where(n: Node, w: Writer) -> str:
     return w.add("Where", condition, *options)
 
 
+def activation(n: Node, w: Writer) -> str:
+    """An activation without parameters; of softrelu, log(1 + exp(x)), without an overflow."""
+    kind = n.text("act_type")
+    if kind == "softrelu":
+        return w.back(w.add("Softplus", w.as_dtype(n.data, n.wide)), n)
+    return w.add(SAME[kind], n.data)
+
+
+def leaky_relu(n: Node, w: Writer) -> str:
+    """A LeakyReLU of any of MXNet's kinds."""
+    kind, slope = n.text("act_type", "leaky"), n.number("slope", 0.25)
+    if kind == "rrelu":  # in inference the mean of the slopes
+        slope = (n.number("lower_bound", 0.125) + n.number("upper_bound", 0.334)) / 2
+    if kind in ("leaky", "rrelu"):
+        return w.add("LeakyRelu", n.data, alpha=slope)
+    if kind == "elu":
+        return w.add("Elu", n.data, alpha=slope)
+    if kind == "selu":
+        return w.add("Selu", n.data)
+    if kind == "prelu":
+        gamma = w.as_dtype(n.inputs[1], n.data.dtype)
+        if n.data.rank > 2 and n.inputs[1].rank == 1:
+            gamma = w.add("Reshape", gamma, w.integers([-1] + [1] * (n.data.rank - 2)))
+        return w.add("PRelu", n.data, gamma)
+    value = w.as_dtype(n.data, n.wide)  # gelu
+    erf = w.add("Erf", w.add("Div", value, w.scalar(np.sqrt(2), n.wide)))
+    half = w.add("Mul", value, w.scalar(0.5, n.wide))
+    return w.back(w.add("Mul", half, w.add("Add", erf, w.scalar(1, n.wide))), n)
+
+
 TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys(SAME, same),
     **dict.fromkeys(SCALARS, scalar),
-    **dict.fromkeys(["Cast", "amp_cast"], cast),
-    "amp_multicast": multicast,
+    # From floats to integers both cut off the fraction
+    **dict.fromkeys(["Cast", "amp_cast"], lambda n, w: w.cast(n.data, n.out.dtype)),
+    "amp_multicast": lambda n, w: [w.cast(a, b.dtype) for a, b in zip(n.inputs, n.outputs)],
     "clip": clip,
     "square": lambda n, w: w.add("Mul", n.data, n.data),
     "rsqrt": _steps(("Sqrt",), ("Reciprocal",)),
@@ -222,11 +230,12 @@ TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys(["_mod", "_mod_scalar", "_rmod_scalar", "broadcast_mod"], modulo),
     **dict.fromkeys(["_hypot", "_hypot_scalar", "broadcast_hypot"], hypotenuse),
     "where": where,
+    "Activation": activation,
+    "LeakyReLU": leaky_relu,
     **dict.fromkeys([f"_npi_where_{kind}" for kind in ("lscalar", "rscalar", "scalar2")], where),
-    "logical_not": logical,
+    "logical_not": decision,
     **{f"_npi_is{kind}": is_kind for kind in "nan inf finite posinf neginf".split()},
 }
-for table, translation in ((COMPARISONS, comparison), (LOGICAL, logical)):
-    for kind in table:
-        names = (f"broadcast_{kind}", f"_{kind}", f"_{kind}_scalar")
-        TRANSLATIONS.update(dict.fromkeys(names, translation))
+for kind in DECISIONS:
+    names = (f"broadcast_{kind}", f"_{kind}", f"_{kind}_scalar")
+    TRANSLATIONS.update(dict.fromkeys(names, decision))

@@ -13,7 +13,7 @@ from gluon_amp.casting.cast import policy_of
 from gluon_amp.files import atomic
 from gluon_amp.handover.network import Network, ShapeError, network_of
 from gluon_amp.handover.to_onnx.model import encode, output_names, packages
-from gluon_amp.handover.to_onnx.translate import translate, with_batch
+from gluon_amp.handover.to_onnx.translate import batch_of, translate, with_batch
 from gluon_amp.handover.to_onnx.verify import WEAK, Row, compare, refuse_differences
 from gluon_amp.handover.to_onnx.writer import OPSET, Tensor
 from gluon_amp.policy import Policy
@@ -156,7 +156,7 @@ def export_onnx(
             "rename it."
         )
     axes = _batch_axes(float32, batch_axis)
-    translated = translate(network, axes, lambda edges: network.run(network.inputs, edges))
+    translated = translate(network, axes)
     about = {"dtype": dtype, "producer": "gluon_amp", **metadata}
     model = encode(translated, network.outputs, about)
     rows = compare(model, translated, network, float32, _own_outputs(net, inputs), axes, dtype)
@@ -164,18 +164,11 @@ def export_onnx(
     try:
         atomic.write(path, model)
     except OSError as error:
-        raise type(error)(
-            error.errno, f"The ONNX file was not written ({error.strerror})", path
-        ) from error
-    return ExportReport(
-        path,
-        len(model),
-        dtype,
-        OPSET,
-        {name: _text(tensor) for name, tensor in translated.inputs.items()},
-        {name: _text(translated.tensors[e]) for name, e in zip(names, network.outputs)},
-        rows,
-    )
+        what = f"The ONNX file was not written ({error.strerror})"
+        raise type(error)(error.errno, what, path) from error
+    read = {name: _text(tensor) for name, tensor in translated.inputs.items()}
+    returned = {name: _text(translated.tensors[e]) for name, e in zip(names, network.outputs)}
+    return ExportReport(path, len(model), dtype, OPSET, read, returned, rows)
 
 
 def _check_folder(path: str) -> None:
@@ -204,11 +197,8 @@ def _batch_axes(
 ) -> Dict[str, Optional[int]]:
     """Return the axis of each input that follows the batch."""
     names = list(network.inputs)
-    axes = (
-        [batch_axis] * len(names)
-        if batch_axis is None or isinstance(batch_axis, int)
-        else list(batch_axis)
-    )
+    shared = batch_axis is None or isinstance(batch_axis, int)
+    axes = [batch_axis] * len(names) if shared else list(batch_axis)
     if not all(axis is None or isinstance(axis, int) for axis in axes):
         raise TypeError(
             f"export_onnx() got batch_axis={batch_axis!r}, expected an axis, None or one of these "
@@ -235,6 +225,7 @@ def _batch_axes(
             "input and None for one that has no batch."
         )
     axes = dict(zip(names, axes))
+    batch = batch_of(network, axes)
     try:
         network.shapes(network.inputs)
     except ShapeError as error:
@@ -242,13 +233,12 @@ def _batch_axes(
             f"export_onnx(): as a graph the net does not accept these inputs ({error}): pass a "
             "batch as in training, and make the net run hybridized."
         ) from None
-    if sizes:
-        size = next(iter(sizes.values()))
+    if batch.input:
         try:
-            network.shapes(with_batch(network.inputs, axes, size + 1))
+            network.shapes(with_batch(network.inputs, axes, batch.size + 1))
         except ShapeError as error:
             raise UsageError(
-                f"export_onnx(): the net accepts a batch of {size} alone ({error}): pass "
+                f"export_onnx(): the net accepts a batch of {batch.size} alone ({error}): pass "
                 "batch_axis=None, and the file accepts that batch."
             ) from None
     return axes

@@ -2,7 +2,7 @@
 
 import importlib
 from types import ModuleType
-from typing import Dict, List, Mapping, Sequence, Set, Tuple, Union
+from typing import List, Mapping, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -42,8 +42,9 @@ def encode(
     onnx, _ = packages()
     helper, numpy_helper = onnx.helper, onnx.numpy_helper
     writer = translated.writer
-    inputs = {**translated.inputs, **{translated.names[e]: translated.tensors[e] for e in given}}
-    needed, read = _needed(writer.nodes, [translated.names[edge] for edge in outputs], inputs)
+    returned, more = ([translated.tensors[e] for e in edges] for edges in (outputs, given))
+    inputs = {**translated.inputs, **{one.name: one for one in more}}
+    needed, read = _needed(writer.nodes, [one.name for one in returned], inputs)
     weights = {name: value for name, value in writer.constants.items() if name in read}
     size = sum(value.nbytes for value in weights.values())
     if size > LARGEST:
@@ -52,20 +53,18 @@ def encode(
             "pass policy='float16', which halves them, or export the net in parts."
         )
     nodes = [
-        helper.make_node(op, of, names, name=names[0], **_attributes(attributes))
+        helper.make_node(
+            op, of, names, name=names[0], **{k: _attribute(k, x) for k, x in attributes.items()}
+        )
         for op, of, names, attributes in needed
     ]
     infos = []
-    for name, edge in zip(output_names(len(outputs)), outputs):
-        nodes.append(helper.make_node("Identity", [translated.names[edge]], [name], name=name))
-        infos.append(_info(name, translated.tensors[edge], writer.batch.size))
-    graph = helper.make_graph(
-        nodes,
-        "gluon_amp",
-        [_info(name, one, writer.batch.size) for name, one in inputs.items()],
-        infos,
-        [numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )
+    for name, one in zip(output_names(len(outputs)), returned):
+        nodes.append(helper.make_node("Identity", [one.name], [name], name=name))
+        infos.append(_info(name, one, writer.batch.size))
+    entering = [_info(name, one, writer.batch.size) for name, one in inputs.items()]
+    held = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "gluon_amp", entering, infos, held)
     model = helper.make_model(
         graph,
         producer_name="gluon_amp",
@@ -94,18 +93,14 @@ def output_names(count: int) -> List[str]:
     return ["output"] if count == 1 else [f"output{k}" for k in range(count)]
 
 
-def _attributes(attributes: Mapping[str, object]) -> Dict[str, object]:
+def _attribute(key: str, value: object) -> object:
     from onnx import helper, numpy_helper
 
-    def convert(value: object) -> object:
-        if isinstance(value, np.ndarray):
-            return numpy_helper.from_array(value)
-        return [int(one) for one in value] if isinstance(value, (tuple, range)) else value
-
-    found = {key: convert(value) for key, value in attributes.items()}
-    if isinstance(found.get("to"), str):
-        found["to"] = helper.np_dtype_to_tensor_dtype(np.dtype(found["to"]))
-    return found
+    if key == "to":
+        return helper.np_dtype_to_tensor_dtype(np.dtype(value))
+    if isinstance(value, np.ndarray):
+        return numpy_helper.from_array(value)
+    return [int(one) for one in value] if isinstance(value, (tuple, range)) else value
 
 
 def _info(name: str, tensor: Tensor, batch: int):

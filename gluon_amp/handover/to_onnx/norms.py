@@ -42,17 +42,13 @@ def _shifted(value: str, axis: int, rank: int, n: Node, w: Writer) -> str:
 
 
 def layer_norm(n: Node, w: Writer) -> str:
-    """A LayerNorm, from the operators that opset 13 has."""
-    axis = n.data.axis(n.integer("axis", -1))
-    value = _normalized(w.as_dtype(n.data, n.wide), [axis], 1e-5, n, w)
+    """A LayerNorm, from the operators that opset 13 has, or an InstanceNorm over all places."""
+    axis, eps = n.data.axis(n.integer("axis", -1)), 1e-5
+    axes = [axis]
+    if n.op == "InstanceNorm":
+        axis, eps, axes = 1, 1e-3, list(range(2, n.data.rank))
+    value = _normalized(w.as_dtype(n.data, n.wide), axes, eps, n, w)
     return w.back(_shifted(value, axis, n.data.rank, n, w), n)
-
-
-def instance_norm(n: Node, w: Writer) -> str:
-    """An InstanceNorm, over all axes but the first two."""
-    axes = list(range(2, n.data.rank))
-    value = _normalized(w.as_dtype(n.data, n.wide), axes, 1e-3, n, w)
-    return w.back(_shifted(value, 1, n.data.rank, n, w), n)
 
 
 def group_norm(n: Node, w: Writer) -> str:
@@ -78,20 +74,15 @@ def l2_normalization(n: Node, w: Writer) -> str:
 
 def lrn(n: Node, w: Writer) -> str:
     """A local response norm."""
-    value = w.add(
-        "LRN",
-        w.as_dtype(n.data, n.wide),
-        alpha=n.number("alpha", 1e-4),
-        beta=n.number("beta", 0.75),
-        bias=n.number("knorm", 2),
-        size=n.integer("nsize"),
-    )
-    return w.back(value, n)
+    alpha, beta, bias = n.number("alpha", 1e-4), n.number("beta", 0.75), n.number("knorm", 2)
+    value, size = w.as_dtype(n.data, n.wide), n.integer("nsize")
+    return w.back(w.add("LRN", value, alpha=alpha, beta=beta, bias=bias, size=size), n)
 
 
 def softmax(n: Node, w: Writer) -> str:
-    """softmax, softmin and log_softmax, with a temperature and with lengths."""
-    value, axis = w.as_dtype(n.data, n.wide), n.data.axis(n.integer("axis", -1))
+    """softmax, softmin and log_softmax, with a temperature and with lengths; SoftmaxActivation."""
+    axis = 1 if n.text("mode") == "channel" else n.data.axis(n.integer("axis", -1))
+    value = w.as_dtype(n.data, n.wide)
     if n.number("temperature", 1) != 1:
         value = w.add("Div", value, w.scalar(n.number("temperature"), n.wide))
     if n.op == "softmin":
@@ -104,12 +95,6 @@ def softmax(n: Node, w: Writer) -> str:
     value = w.add("Where", inside, value, w.scalar(-1e38, n.wide))
     value = w.add(function, value, axis=axis)
     return w.back(w.add("Where", inside, value, w.scalar(0, n.wide)), n)
-
-
-def softmax_activation(n: Node, w: Writer) -> str:
-    """The softmax over channels, or over the last axis."""
-    axis = 1 if n.text("mode") == "channel" else n.data.rank - 1
-    return w.back(w.add("Softmax", w.as_dtype(n.data, n.wide), axis=axis), n)
 
 
 def softmax_cross_entropy(n: Node, w: Writer) -> str:
@@ -126,12 +111,10 @@ TRANSLATIONS: Dict[str, Callable] = {
         ["BatchNorm", "BatchNorm_v1", "_contrib_SyncBatchNorm", "_contrib_BatchNormWithReLU"],
         batch_norm,
     ),
-    "LayerNorm": layer_norm,
-    "InstanceNorm": instance_norm,
+    **dict.fromkeys(["LayerNorm", "InstanceNorm"], layer_norm),
     "GroupNorm": group_norm,
     "L2Normalization": l2_normalization,
     "LRN": lrn,
-    **dict.fromkeys(["softmax", "softmin", "log_softmax"], softmax),
-    "SoftmaxActivation": softmax_activation,
+    **dict.fromkeys("softmax softmin log_softmax SoftmaxActivation".split(), softmax),
     "softmax_cross_entropy": softmax_cross_entropy,
 }

@@ -50,33 +50,26 @@ def levels_of(network: Network) -> List[int]:
     return levels
 
 
-def last_before_decisions(network: Network, levels: List[int]) -> List[Edge]:
-    """Return the edges of level 0 that are outputs, or that later levels read."""
-    return _results(network, levels, 0)
-
-
 def compared(
     network: Network, translated: Translated, inputs: Dict[str, np.ndarray], dtype: str
 ) -> Iterator[Part]:
     """Yield each part of a network, run by onnxruntime on the values that the network computes."""
-    levels = levels_of(network)
+    levels, tensors = levels_of(network), translated.tensors
     for number in range(max(levels) + 1):
         results = [
-            edge
-            for edge in _results(network, levels, number)
-            if edge in translated.names and translated.tensors[edge].value is None
+            edge for edge in results_of(network, levels, number) if tensors[edge].is_computed
         ]
         if not results:  # the first decision is about the inputs
             continue
         part, given = _part(network, levels, number, results)
         # what stands behind a decision is moved by rounding, and what stands before it is not
-        read = sorted({edge for edge in _read(network, levels, number) if edge in translated.names})
-        ranked = {edge: _data_of(network, edge) for edge in results if _is_rank(network, edge)}
+        read = sorted(edge for edge in _read(network, levels, number) if tensors[edge].name)
+        ranked = {e: network.inputs_of(e[0])[0] for e in results if _is_rank(network, e)}
         asked = sorted({*read, *given, *results, *ranked.values()})
         values = dict(zip(asked, network.run(inputs, asked)))
         feeds = dict(inputs)
         for edge in read:
-            feeds[translated.names[edge]] = values[edge].astype(translated.tensors[edge].dtype)
+            feeds[tensors[edge].name] = values[edge].astype(tensors[edge].dtype)
         moved = {**inputs, **{name: values[edge] for edge, name in given.items()}}
         found = Session(encode(translated, results, {}, read)).run(feeds)
         allowed = effect_of_rounding(part, moved, dtype=dtype)
@@ -96,10 +89,6 @@ def _is_rank(network: Network, edge: Edge) -> bool:
     return kinds.get(canonical(node["op"])) == ("both" if edge[1] == 1 else "indices")
 
 
-def _data_of(network: Network, edge: Edge) -> Edge:
-    return tuple(network.nodes[edge[0]]["inputs"][0][:2])
-
-
 def _by_rank(
     attrs: Dict[str, str], data: np.ndarray, expected: np.ndarray, found: np.ndarray
 ) -> np.ndarray:
@@ -113,12 +102,12 @@ def _by_rank(
     return np.where(np.equal(*values), expected, found)
 
 
-def _results(network: Network, levels: List[int], number: int) -> List[Edge]:
+def results_of(network: Network, levels: List[int], number: int) -> List[Edge]:
     """Return the edges of a level that are outputs, or that later levels read."""
     found = {edge for edge in network.outputs if levels[edge[0]] == number}
-    for i, node in enumerate(network.nodes):
+    for i in range(len(network.nodes)):
         if levels[i] > number:
-            found |= {tuple(e[:2]) for e in node["inputs"] if levels[e[0]] == number}
+            found |= {edge for edge in network.inputs_of(i) if levels[edge[0]] == number}
     # Zeros that a recurrent layer begins with may have the size that this layer needs.
     return sorted(edge for edge in found if network.nodes[edge[0]]["inputs"])
 
@@ -126,11 +115,11 @@ def _results(network: Network, levels: List[int], number: int) -> List[Edge]:
 def _read(network: Network, levels: List[int], number: int) -> Set[Edge]:
     """Return the edges of earlier levels that a level reads."""
     return {
-        tuple(entry[:2])
-        for i, node in enumerate(network.nodes)
+        (k, output)
+        for i in range(len(network.nodes))
         if levels[i] == number
-        for entry in node["inputs"]
-        if levels[entry[0]] < number and network.nodes[entry[0]]["inputs"]
+        for k, output in network.inputs_of(i)
+        if levels[k] < number and network.nodes[k]["inputs"]
     }
 
 
@@ -139,7 +128,7 @@ def _part(
 ) -> Tuple[Network, Dict[Edge, str]]:
     """Return the network behind the decisions of a level, and the names of what it is given."""
     out, given = graph.Writer(), {}
-    entering = {tuple(e[:2]) for node in network.nodes for e in node["inputs"]} | {*results}
+    entering = {*network.edges(), *results}
     for i, node in enumerate(network.nodes):
         decided = levels[i] == number and canonical(node["op"]) in DECIDING
         if not node["inputs"] or (levels[i] == number and not decided):

@@ -1,6 +1,7 @@
 """Translations of operators on pictures: pooling, resizes, normalization."""
 
-from typing import Callable, Dict, List
+from functools import partial
+from typing import Callable, Dict
 
 import numpy as np
 
@@ -48,55 +49,41 @@ def _counts(n: Node, kernel: tuple, strides: tuple, pads: tuple) -> np.ndarray:
     return counts
 
 
-def adaptive_pooling(n: Node, w: Writer) -> str:
-    """An average over windows of different sizes: a product with a matrix for each axis."""
-    matrices = []
-    for size, into in zip(n.data.shape[2:], n.out.shape[2:]):
-        matrix = np.zeros((size, into))
-        for k in range(into):
-            begin, end = k * size // into, -(-(k + 1) * size // into)
-            matrix[begin:end, k] = 1 / (end - begin)
-        matrices.append(matrix)
-    return _times(matrices, n, w)
+def resize(n: Node, w: Writer) -> str:
+    """A bilinear resize, or an adaptive pooling: a product with a matrix for each of the last axes.
 
-
-def _times(matrices: List[np.ndarray], n: Node, w: Writer) -> str:
-    """Multiply the last two axes, each by a matrix (from places, to places)."""
-    rows, columns = (matrix.astype(n.wide) for matrix in matrices)
+    Runtimes differ in how they place the corners of a resize.
+    """
+    matrix = _averages
+    if n.op == "_contrib_BilinearResize2D":
+        matrix = partial(_interpolation, align_corners=n.flag("align_corners", True))
+    sizes = zip(n.data.shape[2:], n.out.shape[2:])
+    rows, columns = (matrix(*pair).astype(n.wide) for pair in sizes)
     value = w.add("MatMul", w.as_dtype(n.data, n.wide), w.constant(columns))
     return w.back(w.add("MatMul", w.constant(rows.T), value), n)
+
+
+def _averages(size: int, into: int) -> np.ndarray:
+    """Return the matrix of an average over `into` windows of `size` places."""
+    matrix = np.zeros((size, into))
+    for k in range(into):
+        begin, end = k * size // into, -(-(k + 1) * size // into)
+        matrix[begin:end, k] = 1 / (end - begin)
+    return matrix
 
 
 def upsampling(n: Node, w: Writer) -> str:
     """Nearest neighbours repeated, or a transposed convolution whose weight is an input."""
     scale = n.integer("scale", 1)
     if n.text("sample_type") == "bilinear":
-        return w.add(
-            "ConvTranspose",
-            *n.inputs,
-            group=n.data.shape[1],
-            kernel_shape=(2 * scale - scale % 2,) * 2,
-            strides=(scale,) * 2,
-            pads=(scale // 2,) * 4,
-        )
+        kernel, pads = (2 * scale - scale % 2,) * 2, (scale // 2,) * 4
+        options = {"kernel_shape": kernel, "strides": (scale,) * 2, "pads": pads}
+        return w.add("ConvTranspose", *n.inputs, group=n.data.shape[1], **options)
     if len(n.inputs) > 1:
         raise UntranslatableError("several inputs: upsample and concatenate them one by one")
-    return w.add(
-        "Resize",
-        n.data,
-        "",
-        w.constant(np.array([1, 1, scale, scale], np.float32)),
-        mode="nearest",
-        coordinate_transformation_mode="asymmetric",
-        nearest_mode="floor",
-    )
-
-
-def bilinear_resize(n: Node, w: Writer) -> str:
-    """A bilinear resize, by a matrix for each axis: runtimes differ in how they place corners."""
-    corners = n.flag("align_corners", True)
-    sizes = zip(n.data.shape[2:], n.out.shape[2:])
-    return _times([_interpolation(size, into, corners) for size, into in sizes], n, w)
+    scales = w.constant(np.array([1, 1, scale, scale], np.float32))
+    options = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return w.add("Resize", n.data, "", scales, mode="nearest", **options)
 
 
 def _interpolation(size: int, into: int, align_corners: bool) -> np.ndarray:
@@ -131,9 +118,8 @@ def normalize(n: Node, w: Writer) -> str:
 
 TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys(["Pooling", "Pooling_v1"], pooling),
-    "_contrib_AdaptiveAvgPooling2D": adaptive_pooling,
+    **dict.fromkeys(["_contrib_AdaptiveAvgPooling2D", "_contrib_BilinearResize2D"], resize),
     "UpSampling": upsampling,
     "_image_to_tensor": to_tensor,
     "_image_normalize": normalize,
-    "_contrib_BilinearResize2D": bilinear_resize,
 }

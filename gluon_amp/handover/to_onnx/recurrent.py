@@ -28,33 +28,23 @@ def rnn(n: Node, w: Writer) -> List[str]:
     value = w.as_dtype(n.data, n.wide)
     states = [w.as_dtype(one, n.wide) for one in n.inputs[2:]]
     attributes = {"direction": "bidirectional" if ways == 2 else "forward"}
+    attributes["hidden_size"] = n.integer("state_size")
     if mode == "gru":
         attributes["linear_before_reset"] = 1
     if mode == "rnn_relu":
         attributes["activations"] = ["Relu"] * ways
+    narrow = n.inputs[1].value.dtype != n.wide  # as those of a mixed file are stored
     lasts: List[List[str]] = []
     for layer, weights in enumerate(_weights(n, layers, ways)):
         first = [w.sliced(one, 0, layer * ways, (layer + 1) * ways) for one in states]
-        out, *last = w.several(
-            len(states) + 1,
-            MODES[mode][0],
-            value,
-            *[_wide(w.constant(one, "weights"), one.dtype.name, n, w) for one in weights],
-            "",
-            *first,
-            hidden_size=n.integer("state_size"),
-            **attributes,
-        )
+        names = [w.constant(one, "weights") for one in weights]
+        inputs = [value, *[w.cast(name, n.wide) if narrow else name for name in names], "", *first]
+        out, *last = w.several(len(states) + 1, MODES[mode][0], *inputs, **attributes)
         moved = w.add("Transpose", out, perm=[0, 2, 1, 3])  # (T, ways, N, C) to (T, N, ways, C)
         value = w.add("Reshape", moved, w.integers([0, 0, -1]))
         lasts.append(last)
     joined = [w.add("Concat", *one, axis=0) for one in zip(*lasts)]
     return [w.back(one, n) for one in [value, *joined]]
-
-
-def _wide(value: str, dtype: str, n: Node, w: Writer) -> str:
-    """Return weights in the wide dtype; those of a mixed file are stored in float16."""
-    return value if dtype == n.wide else w.cast(value, n.wide)
 
 
 def _weights(n: Node, layers: int, ways: int) -> List[List[np.ndarray]]:

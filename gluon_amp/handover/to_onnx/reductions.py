@@ -34,15 +34,12 @@ def with_axis(value: str, rank: int, to: Tensor, w: Writer) -> str:
     return w.add("Reshape", value, w.integers([1])) if rank == 0 < to.rank else value
 
 
-def reduction(op: str) -> Callable[[Node, Writer], str]:
-    """Return the translation of a reduction."""
-
-    def translate(n: Node, w: Writer) -> str:
-        if n.out.dtype == "bool":
-            return w.cast(_reduced(op, w.cast(n.data, "int32"), n, w), "bool")
-        return _reduced(op, w.as_dtype(n.data, n.out.dtype), n, w)
-
-    return translate
+def reduction(n: Node, w: Writer) -> str:
+    """A sum, a mean, a product or an extreme."""
+    op = f"Reduce{n.op.title()}"
+    if n.out.dtype == "bool":
+        return w.cast(_reduced(op, w.cast(n.data, "int32"), n, w), "bool")
+    return _reduced(op, w.as_dtype(n.data, n.out.dtype), n, w)
 
 
 def norm(n: Node, w: Writer) -> str:
@@ -83,22 +80,19 @@ def variance(n: Node, w: Writer) -> str:
     return w.back(w.add("Sqrt", value) if n.op == "_npi_std" else value, n)
 
 
-def extreme_place(op: str) -> Callable[[Node, Writer], str]:
-    """Return the translation of argmax or argmin, whose result MXNet has in floats."""
-
-    def translate(n: Node, w: Writer) -> str:
-        axes = (1,) if n.op == "argmax_channel" else n.axes()
-        data, keep = n.data.name, int(n.flag("keepdims"))
-        if axes is None:
-            found = w.add(op, w.add("Reshape", data, w.integers([-1])), axis=0, keepdims=0)
-            if n.out.rank:
-                found = w.add("Reshape", found, w.integers([1] * n.out.rank))
-        else:
-            found = w.add(op, data, axis=axes[0], keepdims=keep)
-            found = with_axis(found, n.data.rank - 1 + keep, n.out, w)
-        return w.cast(found, n.out.dtype)
-
-    return translate
+def extreme_place(n: Node, w: Writer) -> str:
+    """The argmax or argmin, which MXNet has in floats."""
+    op = "ArgMin" if n.op == "argmin" else "ArgMax"
+    axes = (1,) if n.op == "argmax_channel" else n.axes()
+    keep = int(n.flag("keepdims"))
+    if axes is None:
+        found = w.add(op, w.add("Reshape", n.data, w.integers([-1])), axis=0, keepdims=0)
+        if n.out.rank:
+            found = w.add("Reshape", found, w.integers([1] * n.out.rank))
+    else:
+        found = w.add(op, n.data, axis=axes[0], keepdims=keep)
+        found = with_axis(found, n.data.rank - 1 + keep, n.out, w)
+    return w.cast(found, n.out.dtype)
 
 
 def _along(n: Node, w: Writer, default: str) -> tuple:
@@ -109,29 +103,19 @@ def _along(n: Node, w: Writer, default: str) -> tuple:
     return w.add("Reshape", n.data, w.integers([-1])), 0, flattened(n.data)
 
 
-def topk(n: Node, w: Writer) -> List[str]:
-    """The largest or smallest values of an axis, their places, both, or ones there."""
-    return _ordered(n, w, n.integer("k", 1), n.flag("is_ascend"), n.text("ret_typ", "indices"))
+def ordered(n: Node, w: Writer) -> List[str]:
+    """The largest or smallest values of an axis, or all in order: they, their places, or both.
 
-
-def sort(n: Node, w: Writer) -> List[str]:
-    """All values of an axis in order, or their places."""
-    return _ordered(n, w, 0, n.flag("is_ascend", True), "value" if n.op == "sort" else "indices")
-
-
-def _ordered(n: Node, w: Writer, count: int, ascending: bool, kind: str) -> List[str]:
+    A mask has ones at these places.
+    """
+    some = n.op == "topk"
+    count, largest = n.integer("k", 1) if some else 0, int(not n.flag("is_ascend", not some))
+    kind = "value" if n.op == "sort" else n.text("ret_typ", "indices")
     value, axis, data = _along(n, w, "-1")
     if data.growth[axis] and not count:
         raise UntranslatableError("an order of the whole batch")
-    values, places = w.several(
-        2,
-        "TopK",
-        value,
-        w.integers([count or data.shape[axis]]),
-        axis=axis,
-        largest=int(not ascending),
-        sorted=1,
-    )
+    size = w.integers([count or data.shape[axis]])
+    values, places = w.several(2, "TopK", value, size, axis=axis, largest=largest, sorted=1)
     if kind == "mask":
         zeros = w.add("ConstantOfShape", w.sizes(data), value=np.zeros(1, n.out.dtype))
         ones = w.add("Expand", w.scalar(1, n.out.dtype), w.add("Shape", places))
@@ -150,17 +134,11 @@ def cumsum(n: Node, w: Writer) -> str:
 
 
 TRANSLATIONS: Dict[str, Callable] = {
-    "sum": reduction("ReduceSum"),
-    "mean": reduction("ReduceMean"),
-    "max": reduction("ReduceMax"),
-    "min": reduction("ReduceMin"),
-    "prod": reduction("ReduceProd"),
+    **dict.fromkeys("sum mean max min prod".split(), reduction),
     "norm": norm,
     "moments": moments,
     **dict.fromkeys(["_npi_var", "_npi_std"], variance),
-    **dict.fromkeys(["argmax", "argmax_channel"], extreme_place("ArgMax")),
-    "argmin": extreme_place("ArgMin"),
-    "topk": topk,
-    **dict.fromkeys(["sort", "argsort"], sort),
+    **dict.fromkeys(["argmax", "argmax_channel", "argmin"], extreme_place),
+    **dict.fromkeys(["topk", "sort", "argsort"], ordered),
     "cumsum": cumsum,
 }

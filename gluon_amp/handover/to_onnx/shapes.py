@@ -108,31 +108,29 @@ def crop(n: Node, w: Writer) -> str:
 
 def expand(n: Node, w: Writer) -> str:
     """Any operator that only broadcasts."""
-    value = n.data.name
-    if n.data.rank != n.out.rank:
-        extra = [1] * (n.out.rank - n.data.rank)
-        value = w.add("Unsqueeze", value, w.integers(range(len(extra)))) if extra else value
-    return w.add("Expand", value, w.sizes(n.out))
+    return w.add("Expand", _with_axes_before(n.data, n.out.rank, w), w.sizes(n.out))
+
+
+def _with_axes_before(tensor: Tensor, rank: int, w: Writer) -> str:
+    """Return a tensor with axes of size 1 before its own, so that it has at least so many."""
+    more = range(rank - tensor.rank)
+    return w.add("Unsqueeze", tensor, w.integers(more)) if more else tensor.name
 
 
 def tile(n: Node, w: Writer) -> str:
     """Repeat the whole."""
     counts = n.integers("reps")
-    value, rank = n.data.name, n.data.rank
-    if len(counts) > rank:
-        value = w.add("Unsqueeze", value, w.integers(range(len(counts) - rank)))
-    return w.add("Tile", value, w.integers([1] * max(0, rank - len(counts)) + list(counts)))
+    value = _with_axes_before(n.data, len(counts), w)
+    return w.add("Tile", value, w.integers([1] * (n.data.rank - len(counts)) + list(counts)))
 
 
 def repeat(n: Node, w: Writer) -> str:
     """Repeat each value, along an axis or of the flattened tensor."""
-    data, count = n.data, n.integer("repeats")
-    value, rank, axis = data.name, data.rank, n.text("axis")
+    value, rank, axis = n.data.name, n.data.rank, n.text("axis")
     if axis == "None":
         value, rank, axis = w.add("Reshape", value, w.integers([-1])), 1, 0
     axis = int(axis) % rank
-    counts = [1] * (rank + 1)
-    counts[axis + 1] = count
+    counts = [n.integer("repeats") if k == axis + 1 else 1 for k in range(rank + 1)]
     value = w.add("Tile", w.add("Unsqueeze", value, w.integers([axis + 1])), w.integers(counts))
     return w.reshaped(value, n.out)
 
@@ -160,10 +158,9 @@ def flip(n: Node, w: Writer) -> str:
 def roll(n: Node, w: Writer) -> str:
     """Move values along axes, the last ones to the front; of the flattened tensor without axes."""
     shifts, axes = n.integers("shift"), n.integers("axis")
+    value, data = n.data.name, n.data
     if not axes:
-        value, data, axes = w.add("Reshape", n.data, w.integers([-1])), flattened(n.data), (0,)
-    else:
-        value, data = n.data.name, n.data
+        value, data, axes = w.add("Reshape", value, w.integers([-1])), flattened(data), (0,)
     shifts = shifts * len(axes) if len(shifts) == 1 else shifts
     for axis, shift in zip(map(data.axis, axes), shifts):
         place = -shift if data.growth[axis] else -shift % data.shape[axis]
@@ -244,13 +241,6 @@ def arange_like(n: Node, w: Writer) -> str:
     return w.add("Add", scaled, w.scalar(n.number("start"), n.out.dtype))
 
 
-def sizes(n: Node, w: Writer) -> str:
-    """The shape as a tensor."""
-    if n.op == "size_array":
-        return w.add("ReduceProd", w.sizes(n.data), axes=[0], keepdims=1)
-    return w.sizes(n.data)
-
-
 def _within(indices: Tensor, data: Tensor, axis: int, mode: str, w: Writer) -> str:
     """Return indices that MXNet clips to the ends of an axis, or wraps around."""
     places, size, one = w.cast(indices, "int64"), size_of(data, axis, w), w.scalar(1, "int64")
@@ -260,15 +250,9 @@ def _within(indices: Tensor, data: Tensor, axis: int, mode: str, w: Writer) -> s
     return w.add("Clip", places, w.scalar(0, "int64"), last)
 
 
-def embedding(n: Node, w: Writer) -> str:
-    """Rows of a table; indices outside of it are clipped."""
-    indices, table = n.inputs
-    return w.add("Gather", table, _within(indices, table, 0, "clip", w), axis=0)
-
-
 def take(n: Node, w: Writer) -> str:
-    """Places of an axis; those outside of it are clipped or wrapped around."""
-    data, indices = n.inputs
+    """Places of an axis, as rows of an embedding; those outside are clipped or wrapped around."""
+    data, indices = n.inputs[::-1] if n.op == "Embedding" else n.inputs
     axis = data.axis(n.integer("axis"))
     return w.add("Gather", data, _within(indices, data, axis, n.text("mode", "clip"), w), axis=axis)
 
@@ -301,19 +285,9 @@ def one_hot(n: Node, w: Writer) -> str:
     return w.add("Where", chosen, on, off)
 
 
-def depth_to_space(n: Node, w: Writer) -> str:
-    """Channels to places."""
-    return w.add("DepthToSpace", n.data, blocksize=n.integer("block_size"), mode="DCR")
-
-
-def flatten_to_two(n: Node, w: Writer) -> str:
-    """Flatten all axes but the first."""
-    return w.add("Flatten", n.data, axis=1)
-
-
 TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys("Reshape reshape_like expand_dims squeeze _npx_reshape".split(), reshape),
-    **dict.fromkeys(["Flatten", "_npx_batch_flatten"], flatten_to_two),
+    "Flatten": lambda n, w: w.add("Flatten", n.data, axis=1),
     "transpose": transpose,
     "SwapAxis": swap_axes,
     **dict.fromkeys(["Concat", "_npi_concatenate"], concat),
@@ -335,12 +309,14 @@ TRANSLATIONS: Dict[str, Callable] = {
     "_np_moveaxis": move_axes,
     **dict.fromkeys("_zeros _ones _full zeros_like ones_like _npi_full_like".split(), filled),
     "_contrib_arange_like": arange_like,
-    **dict.fromkeys(["shape_array", "size_array"], sizes),
-    "Embedding": embedding,
-    "take": take,
+    "shape_array": lambda n, w: w.sizes(n.data),
+    "size_array": lambda n, w: w.add("ReduceProd", w.sizes(n.data), axes=[0], keepdims=1),
+    **dict.fromkeys(["Embedding", "take"], take),
     **dict.fromkeys(["pick", "batch_take"], pick),
     "gather_nd": gather_nd,
     "one_hot": one_hot,
-    "depth_to_space": depth_to_space,
+    "depth_to_space": lambda n, w: w.add(
+        "DepthToSpace", n.data, blocksize=n.integer("block_size"), mode="DCR"
+    ),
     "space_to_depth": lambda n, w: w.add("SpaceToDepth", n.data, blocksize=n.integer("block_size")),
 }

@@ -1,7 +1,7 @@
 """A network as an ONNX model: every operator that reads data translated, all others computed."""
 
 import re
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
@@ -10,8 +10,6 @@ from gluon_amp.base.messages import UsageError
 from gluon_amp.graph import NUMPY_NAMES, tuple_of
 from gluon_amp.handover.network import Edge, Network
 from gluon_amp.handover.to_onnx import (
-    activations,
-    attention,
     detection,
     elementwise,
     layers,
@@ -25,18 +23,9 @@ from gluon_amp.handover.to_onnx import (
 from gluon_amp.handover.to_onnx.writer import Batch, Node, Tensor, UntranslatableError, Writer
 from gluon_amp.policy import op_table
 
+_KINDS = (elementwise, reductions, shapes, layers, pooling, norms, recurrent, detection, sampling)
 TRANSLATIONS: Dict[str, Callable] = {
-    **elementwise.TRANSLATIONS,
-    **activations.TRANSLATIONS,
-    **reductions.TRANSLATIONS,
-    **shapes.TRANSLATIONS,
-    **layers.TRANSLATIONS,
-    **pooling.TRANSLATIONS,
-    **norms.TRANSLATIONS,
-    **recurrent.TRANSLATIONS,
-    **attention.TRANSLATIONS,
-    **detection.TRANSLATIONS,
-    **sampling.TRANSLATIONS,
+    op: translation for kind in _KINDS for op, translation in kind.TRANSLATIONS.items()
 }
 
 # Inputs of which an operator needs the shape alone
@@ -50,54 +39,44 @@ SHAPES_ALONE = {
 
 
 class Translated(NamedTuple):
-    """What the writer has, and the name of every edge of the network that is in it."""
+    """What the writer has, and the edges of the network; those that are in it have a name."""
 
     writer: Writer
-    names: Dict[Edge, str]
     tensors: Dict[Edge, Tensor]
     inputs: Dict[str, Tensor]
 
 
-def translate(
-    network: Network,
-    batch_axes: Dict[str, Optional[int]],
-    evaluate: Callable[[Sequence[Edge]], List[np.ndarray]],
-) -> Translated:
-    """Translate a network; `evaluate` returns the values of edges that do not depend on data.
+def translate(network: Network, batch_axes: Dict[str, Optional[int]]) -> Translated:
+    """Translate a network; `batch_axes` has the axis of each input that follows the batch.
 
-    `batch_axes` has the axis of each input that follows the batch. Raise `UsageError` for an
-    operator without a translation.
+    Raise `UsageError` for an operator without a translation.
     """
     tensors, batch = _tensors(network, batch_axes)
     constant = _constants(network, tensors)
     read = _read(network, constant)
     frontier = sorted(edge for edge in read if edge[0] in constant)
-    values = dict(zip(frontier, evaluate(frontier) if frontier else []))
-    writer, names = Writer(batch), {}
-    for edge in frontier:
-        node = network.nodes[edge[0]]
-        names[edge] = writer.constant(values[edge], node["name"])
-        tensors[edge] = tensors[edge]._replace(value=values[edge], name=names[edge])
+    writer = Writer(batch)
+    for edge, value in zip(frontier, network.run(network.inputs, frontier) if frontier else ()):
+        name = writer.constant(value, network.nodes[edge[0]]["name"])
+        tensors[edge] = tensors[edge]._replace(value=value, name=name)
     outputs: Dict[int, List[int]] = {}
     for i, k in sorted(read):
         outputs.setdefault(i, []).append(k)
     variables, used = {}, set()
     for i, json in enumerate(network.nodes):
-        if json["op"] == "null" and i not in constant and (i, 0) in tensors:
-            names[i, 0] = json["name"]
-            tensors[i, 0] = tensors[i, 0]._replace(name=json["name"])
-            variables[json["name"]] = tensors[i, 0]
-            used.update([json["name"]] if i in outputs else [])
-        if i not in outputs or i in constant or json["op"] == "null":
-            continue
-        found = _translated(_node(network, i, tensors, outputs[i]), writer)
-        for k, name in enumerate([found] if isinstance(found, str) else found):
+        found = []
+        if json["op"] == "null" and i not in constant:
+            found = [json["name"]]
+            variables[json["name"]] = i, 0
+            used.update(found if i in outputs else ())
+        elif i in outputs and i not in constant:
+            found = _translated(network, i, tensors, outputs[i], writer)
+        for k, name in enumerate(found):
             if (i, k) in tensors:
-                names[i, k] = name
                 tensors[i, k] = tensors[i, k]._replace(name=name)
     used.update([batch.input] if writer.reads_batch else [])
-    inputs = {name: variables[name] for name in network.inputs if name in used}
-    return Translated(writer, names, tensors, inputs)
+    inputs = {name: tensors[variables[name]] for name in network.inputs if name in used}
+    return Translated(writer, tensors, inputs)
 
 
 def canonical(op: str) -> str:
@@ -115,30 +94,30 @@ def _tensors(
     """Return what is known of each edge: its shape, dtype, and how it follows the batch."""
     shapes, dtypes = network.shapes(network.inputs), network.dtypes()
     there = {*graph.variables(network.json)}
-    followed = {n: axis for n, axis in batch_axes.items() if axis is not None and n in there}
-    if not followed:
-        none = {edge: (0,) * len(shape) for edge, shape in shapes.items()}
-        return _with(shapes, none, dtypes), Batch("", 0, 1)
-    name, axis = next(iter(followed.items()))
-    batch = Batch(name, axis, network.inputs[name].shape[axis])
-    larger = [with_batch(network.inputs, batch_axes, batch.size + more) for more in (1, 2)]
-    first, second = map(network.shapes, larger)
+    batch = batch_of(network, {n: axis for n, axis in batch_axes.items() if n in there})
+    first = second = shapes
+    if batch.input:
+        larger = [with_batch(network.inputs, batch_axes, batch.size + more) for more in (1, 2)]
+        first, second = map(network.shapes, larger)
+    tensors = {}
     for edge, shape in shapes.items():
         if len(shape) != len(first[edge]):
-            path, op = network.path_of(edge[0]) or "net", network.nodes[edge[0]]["op"]
             raise UsageError(
-                f"block {path}, operator {op}, returns {len(shape)} axes for a batch of "
+                f"{network.place_of(edge[0])}, returns {len(shape)} axes for a batch of "
                 f"{batch.size}, and {len(first[edge])} for one more: name the axes to squeeze."
             )
-    growth = {
-        edge: tuple(b - a if c - b == b - a else -1 for a, b, c in zip(*sizes))
-        for edge, *sizes in ((edge, shapes[edge], first[edge], second[edge]) for edge in shapes)
-    }
-    return _with(shapes, growth, dtypes), batch
+        sizes = zip(shape, first[edge], second[edge])
+        growth = tuple(b - a if c - b == b - a else -1 for a, b, c in sizes)
+        tensors[edge] = Tensor(tuple(shape), growth, dtypes[edge])
+    return tensors, batch
 
 
-def _with(shapes: dict, growth: dict, dtypes: dict) -> Dict[Edge, Tensor]:
-    return {e: Tensor(tuple(shapes[e]), growth[e], dtypes[e]) for e in shapes}
+def batch_of(network: Network, batch_axes: Dict[str, Optional[int]]) -> Batch:
+    """Return the first input that follows the batch; without one an empty name and a size of 1."""
+    for name, axis in batch_axes.items():
+        if axis is not None:
+            return Batch(name, axis, network.inputs[name].shape[axis])
+    return Batch("", 0, 1)
 
 
 def with_batch(
@@ -164,21 +143,21 @@ def _constants(network: Network, tensors: Dict[Edge, Tensor]) -> Set[int]:
             if node["name"] in network.parameters:
                 constant.add(i)
             continue
-        alone = SHAPES_ALONE.get(canonical(node["op"]), ())
-        depends = [entry[0] for k, entry in enumerate(node["inputs"]) if k not in alone]
         outputs = outputs_of.get(i, [])
         if node["op"] in ("shape_array", "size_array"):
-            outputs = [tensors[tuple(node["inputs"][0][:2])]]  # its sizes are the values
+            outputs = [tensors[network.inputs_of(i)[0]]]  # its sizes are the values
         # MXNet infers an unknown size from what reads the node, so that it cannot run by itself
         unknown = not network.numpy and 0 in tuple_of(node["attrs"].get("shape", "None"))
-        fixed = (
-            not unknown
-            and all(one.fixed for one in outputs)
-            and all(k in constant for k in depends)
-        )
-        if fixed and not _draws(node):
+        fixed = not unknown and all(one.fixed for one in outputs)
+        if fixed and all(k in constant for k, _ in _values_of(network, i)) and not _draws(node):
             constant.add(i)
     return constant
+
+
+def _values_of(network: Network, i: int) -> List[Edge]:
+    """Return the edges whose values a node needs, and not their shapes alone."""
+    alone = SHAPES_ALONE.get(canonical(network.nodes[i]["op"]), ())
+    return [edge for k, edge in enumerate(network.inputs_of(i)) if k not in alone]
 
 
 def _draws(node: dict) -> bool:
@@ -195,39 +174,34 @@ def _read(network: Network, constant: Iterable[int]) -> Set[Edge]:
     pending = list(network.outputs)
     while pending:
         edge = pending.pop()
-        if edge in found:
-            continue
+        if edge not in found and edge[0] not in constant:
+            pending += _values_of(network, edge[0])
         found.add(edge)
-        if edge[0] not in constant:
-            node = network.nodes[edge[0]]
-            alone = SHAPES_ALONE.get(canonical(node["op"]), ())
-            pending += [tuple(e[:2]) for k, e in enumerate(node["inputs"]) if k not in alone]
     return found
 
 
-def _node(network: Network, i: int, tensors: Dict[Edge, Tensor], outputs: List[int]) -> Node:
-    json = network.nodes[i]
-    first = tensors[i, outputs[0]]
+def _translated(
+    network: Network, i: int, tensors: Dict[Edge, Tensor], outputs: List[int], writer: Writer
+) -> List[str]:
+    """Translate a node of which some outputs are read; return the names of its outputs."""
+    json, first = network.nodes[i], tensors[i, outputs[0]]
     returned = [tensors.get((i, k), first) for k in range(max(outputs) + 1)]
-    inputs = [tensors[tuple(entry[:2])] for entry in json["inputs"]]
-    op = canonical(json["op"])
-    return Node(op, json["name"], network.path_of(i), json["attrs"], inputs, returned)
-
-
-def _translated(node: Node, writer: Writer):
-    writer.prefix = node.name
-    where = f"block {node.path or 'net'}, operator {node.op}"
+    inputs = [tensors[edge] for edge in network.inputs_of(i)]
+    node = Node(canonical(json["op"]), json["attrs"], inputs, returned)
+    writer.prefix = json["name"]
     try:
         if node.op in op_table.RANDOM and node.op not in TRANSLATIONS:
             raise UntranslatableError("it draws random numbers")
         if node.op not in TRANSLATIONS:
             raise UntranslatableError("ONNX has no such operator, or no translation is known")
         found = TRANSLATIONS[node.op](node, writer)
-        if not isinstance(found, str) and len(found) < len(node.outputs):
+        if isinstance(found, str):
+            return [found]
+        if len(found) < len(node.outputs):
             raise UntranslatableError("the use of its second output")
         return found
     except UntranslatableError as reason:
         raise UsageError(
-            f"{where} has no translation to ONNX ({reason}): replace it by other operators, or "
-            "export the net up to that block."
+            f"block {network.path_of(i) or 'net'}, operator {node.op} has no translation to ONNX "
+            f"({reason}): replace it by other operators, or export the net up to that block."
         ) from None

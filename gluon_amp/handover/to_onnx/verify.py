@@ -5,7 +5,7 @@ from typing import Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 import numpy as np
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.handover.network import Edge, Network
+from gluon_amp.handover.network import Network
 from gluon_amp.handover.rounding import (
     distance,
     effect_of_rounding,
@@ -15,13 +15,15 @@ from gluon_amp.handover.rounding import (
     refuse_without_numbers,
 )
 from gluon_amp.handover.to_onnx.model import Session, encode, output_names
-from gluon_amp.handover.to_onnx.parts import Part, compared, last_before_decisions, levels_of
-from gluon_amp.handover.to_onnx.translate import Translated, with_batch
+from gluon_amp.handover.to_onnx.parts import Part, compared, levels_of, results_of
+from gluon_amp.handover.to_onnx.translate import Translated, batch_of, with_batch
 
 BATCHES_MORE = 3  # samples more than given, in the largest batch that is tried
 FLOAT32, CAST = "float32 net", "cast net"  # what a row compares with
 WEAK = 0.1  # of an output: what rounding explains there may be a mistake, too
 AT_ONCE = 64  # edges that are compared in one run, where a difference is searched
+
+About = Tuple[Optional[int], str]  # the first two fields of a `Row`
 
 
 class Row(NamedTuple):
@@ -56,16 +58,15 @@ def compare(
     outputs of further nets for the given inputs.
     """
     session, rows = Session(model), []
-    for kind, inputs in _trials(network, batch_axes):
-        found = session.run(inputs)
-        sizes = [inputs[n].shape[axis] for n, axis in batch_axes.items() if axis is not None]
-        about = (sizes[0] if sizes else None, kind)
+    for about, inputs in _trials(network, batch_axes):
+        found, kind = session.run(inputs), about[1]
         allowed = effect_of_rounding(network, inputs, dtype=dtype)
         against, expected = CAST if network.cast else FLOAT32, network.run(inputs)
         if kind == "given":
             refuse_without_numbers(expected, "export_onnx")
         own = [*_rows(about, against, found, expected, allowed)]
-        decided = max(levels_of(network)) > 0 and any(map(_proves_little, own))
+        proves_little = any(_is_wrong(row) or row.allowed > WEAK for row in own)
+        decided = max(levels_of(network)) > 0 and proves_little
         if decided:
             parts = compared(network, translated, inputs, dtype)
             own = [_row_of(part, about, against) for part in parts]
@@ -83,11 +84,7 @@ def _is_wrong(row: Row) -> bool:
     return row.allowed is not None and not row.largest <= row.allowed
 
 
-def _proves_little(row: Row) -> bool:
-    return _is_wrong(row) or row.allowed > WEAK
-
-
-def _row_of(part: Part, about: Tuple[Optional[int], str], against: str) -> Row:
+def _row_of(part: Part, about: About, against: str) -> Row:
     """Return the row of the result of a part that is nearest to what is allowed, or beyond it."""
     rows = _rows(about, against, part.found, part.expected, part.allowed)
     worst = max(rows, key=lambda row: row.largest / max(row.allowed or 0, 1e-30))
@@ -96,23 +93,19 @@ def _row_of(part: Part, about: Tuple[Optional[int], str], against: str) -> Row:
 
 def _trials(
     network: Network, batch_axes: Dict[str, Optional[int]]
-) -> Iterator[Tuple[str, Dict[str, np.ndarray]]]:
+) -> Iterator[Tuple[About, Dict[str, np.ndarray]]]:
     """Yield the given inputs, then random ones, of several batch sizes where these may vary."""
     inputs, indices = network.inputs, network.indices()
-    yield "given", inputs
-    followed = {name: axis for name, axis in batch_axes.items() if axis is not None}
-    sizes: List[Optional[int]] = [None]
-    if followed:
-        name, axis = next(iter(followed.items()))
-        sizes = [1, inputs[name].shape[axis] + BATCHES_MORE]
+    batch = batch_of(network, batch_axes)
+    yield (batch.size if batch.input else None, "given"), inputs
     random = np.random.RandomState(0)
-    for size in sizes:
+    for size in (1, batch.size + BATCHES_MORE) if batch.input else (None,):
         sized = inputs if size is None else with_batch(inputs, batch_axes, size)
-        yield "random", {n: like(v, indices.get(n), random) for n, v in sized.items()}
+        yield (size, "random"), {n: like(v, indices.get(n), random) for n, v in sized.items()}
 
 
 def _rows(
-    about: Tuple[Optional[int], str],
+    about: About,
     against: str,
     found: List[np.ndarray],
     expected: List[np.ndarray],
@@ -135,7 +128,7 @@ def _refuse_overflows(
 
     What decisions make of small differences does not count.
     """
-    edges = last_before_decisions(float32, levels_of(float32))
+    edges = results_of(float32, levels_of(float32), 0)
     numbers = {node["name"]: i for i, node in enumerate(cast.nodes)}
     named = [(float32.nodes[i]["name"], k) for i, k in edges]
     values = cast.run(inputs, [(numbers[name], k) for name, k in named])
@@ -167,25 +160,14 @@ def refuse_differences(
 
 def _first(network: Network, translated: Translated, dtype: str) -> str:
     """Return the first operator whose result differs, for the given inputs, as a clause."""
-    edges = [edge for edge in sorted(translated.names) if translated.tensors[edge].value is None]
+    edges = sorted(edge for edge, tensor in translated.tensors.items() if tensor.is_computed)
     edges = [edge for edge in edges if network.nodes[edge[0]]["inputs"]]
     for begin in range(0, len(edges), AT_ONCE):
         some = edges[begin : begin + AT_ONCE]
-        edge = _first_among(some, network, translated, dtype)
-        if edge is not None:
-            node = network.nodes[edge[0]]
-            block = network.path_of(edge[0]) or "net"
-            return f"; the first to differ is block {block}, operator {node['op']} ({node['name']})"
+        allowed = effect_of_rounding(network, network.inputs, some, dtype, draws=1)
+        found = Session(encode(translated, some, {})).run(network.inputs)
+        for (i, _), x, y, bound in zip(some, found, network.run(network.inputs, some), allowed):
+            if not distance(x, y) <= 2 * bound:
+                name = network.nodes[i]["name"]
+                return f"; the first to differ is {network.place_of(i)} ({name})"
     return ", though each operator by itself agrees"
-
-
-def _first_among(
-    edges: List[Edge], network: Network, translated: Translated, dtype: str
-) -> Optional[Edge]:
-    allowed = effect_of_rounding(network, network.inputs, edges, dtype, draws=1)
-    found = Session(encode(translated, edges, {})).run(network.inputs)
-    expected = network.run(network.inputs, edges)
-    for edge, x, y, bound in zip(edges, found, expected, allowed):
-        if not distance(x, y) <= 2 * bound:
-            return edge
-    return None

@@ -12,11 +12,6 @@ from gluon_amp.graph import flag, tuple_of
 OPSET = 13
 IR_VERSION = 7  # the one of opset 13
 
-# In which MXNet writes no dtype of ONNX by another name
-NUMPY_DTYPES = {"bool": "bool", **{d: d for d in "float16 float32 float64 int8 uint8".split()}}
-NUMPY_DTYPES.update(int32="int32", int64="int64")
-
-
 NONLINEAR = "a size that grows with the square of the batch"
 
 
@@ -39,6 +34,11 @@ class Tensor(NamedTuple):
         return not any(self.growth)
 
     @property
+    def is_computed(self) -> bool:
+        """Whether the ONNX graph has it, and not as a constant."""
+        return bool(self.name) and self.value is None
+
+    @property
     def rank(self) -> int:
         """The number of axes."""
         return len(self.shape)
@@ -52,8 +52,6 @@ class Node(NamedTuple):
     """An operator of the net: what it reads and returns, and its attributes as MXNet wrote them."""
 
     op: str
-    name: str
-    path: str  # of its block
     attrs: Dict[str, str]
     inputs: List[Tensor]
     outputs: List[Tensor]  # without names
@@ -94,17 +92,18 @@ class Node(NamedTuple):
         """Return an attribute that is a tuple; the default if it is empty or None."""
         return tuple_of(self.text(key)) or default
 
+    def members(self, key: str) -> List[str]:
+        """Return the texts in an attribute that is a tuple, or one text; none if it is None."""
+        texts = self.text(key, "").strip("()[]").split(",")
+        return [one.strip() for one in texts if one.strip()]
+
     def numbers(self, key: str, default: Sequence[float]) -> Tuple[float, ...]:
         """Return an attribute that is a tuple of numbers, or one number."""
-        text = self.text(key, "").strip("()[]")
-        return tuple(float(one) for one in text.split(",") if one) if text else tuple(default)
+        return tuple(map(float, self.members(key) or default))
 
     def places(self, key: str) -> List[Optional[int]]:
         """Return an attribute such as `'(None, 3)'`, whose members may be None."""
-        text = self.text(key).strip("()[] ,")
-        return (
-            [None if one.strip() == "None" else int(one) for one in text.split(",")] if text else []
-        )
+        return [None if one == "None" else int(one) for one in self.members(key)]
 
     def axes(self, key: str = "axis") -> Optional[Tuple[int, ...]]:
         """Return the axes that an attribute names, counted from the first; None for all of them."""
@@ -159,13 +158,11 @@ class Writer:
     def constant(self, value: np.ndarray, name: str = "constant") -> str:
         """Add an array; small ones that are equal are added once."""
         value = np.ascontiguousarray(value).reshape(np.shape(value))
-        key = (value.dtype.str, value.shape, value.tobytes()) if value.size <= 16 else None
-        if key not in self._known or key is None:
-            new = self.new_name(name)
-            self.constants[new] = value
-            if key is None:
-                return new
-            self._known[key] = new
+        content = value.tobytes() if value.size <= 16 else len(self.constants)  # which none has
+        key = (value.dtype.str, value.shape, content)
+        if key not in self._known:
+            self._known[key] = self.new_name(name)
+            self.constants[self._known[key]] = value
         return self._known[key]
 
     def scalar(self, value: float, dtype: str) -> str:

@@ -45,9 +45,9 @@ def has_tensor_cores(gpu: Gpu) -> bool:
 
 def about_gpu(gpu: Gpu) -> str:
     """Return a sentence: whether MXNet runs on a GPU, and whether float16 is fast there."""
+    if runs_mxnet(gpu) and has_tensor_cores(gpu):
+        return "runs MXNet, and float16 on Tensor Cores."
     if runs_mxnet(gpu):
-        if has_tensor_cores(gpu):
-            return "runs MXNet, and float16 on Tensor Cores."
         return (
             "runs MXNet, but has no Tensor Cores, which came with 7.0: float16 saves memory here, "
             "but hardly any time."

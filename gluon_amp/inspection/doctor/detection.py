@@ -16,8 +16,7 @@ from gluon_amp.kernels import build
 
 import mxnet as mx
 
-# CUdevice_attribute of cuda.h
-_CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
+_CAPABILITY = 75, 76  # CUdevice_attribute of cuda.h: major and minor
 
 
 class Gpu(NamedTuple):
@@ -25,6 +24,11 @@ class Gpu(NamedTuple):
 
     name: str
     capability: Tuple[int, int]
+
+    @property
+    def version(self) -> str:
+        """The capability as text."""
+        return "{}.{}".format(*self.capability)
 
 
 class Driver(NamedTuple):
@@ -93,10 +97,9 @@ def read_driver() -> Driver:
         device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
         library.cuDeviceGet(ctypes.byref(device), number)
         library.cuDeviceGetName(name, len(name), device)
-        capability = []
-        for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR):
-            value = ctypes.c_int()
+        capability = ctypes.c_int(), ctypes.c_int()
+        for value, attribute in zip(capability, _CAPABILITY):
             library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-            capability.append(value.value)
-        gpus.append(Gpu(name.value.decode(errors="replace"), tuple(capability)))
+        major, minor = (value.value for value in capability)
+        gpus.append(Gpu(name.value.decode(errors="replace"), (major, minor)))
     return Driver(True, gpus)

@@ -47,7 +47,7 @@ class Report(Preformatted):
             "gpus": [
                 {
                     "name": gpu.name,
-                    "capability": "{}.{}".format(*gpu.capability),
+                    "capability": gpu.version,
                     "runs": advice.runs_mxnet(gpu),
                     "tensor_cores": advice.has_tensor_cores(gpu),
                     "advice": advice.about_gpu(gpu),
@@ -62,7 +62,7 @@ class Report(Preformatted):
                 "compiler": machine.compiler,
                 "native": machine.native,
                 "load": machine.load,
-                "warning": self._busy() or None,
+                "warning": self._busy or None,
             },
             "policies": [outcome._asdict() for outcome in self.outcomes],
             "recommended": self.recommended._asdict(),
@@ -73,22 +73,26 @@ class Report(Preformatted):
         """Return the report as a JSON text."""
         return json.dumps(self.to_dict(), indent=2)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:  # also of str()
         return self.text()
-
-    __repr__ = __str__  # so that a prompt shows it
 
     def text(self, verbose: bool = False) -> str:
         """Return the report in 80 columns; `verbose` adds the variables that are not set."""
         facts = [*self._versions_and_cpu(), *self._gpus()]
         lines = [paragraph(text, f"{name:<7} ") for name, text in facts]
         lines += ["", f"Policies on the {self.device.upper()}"]
-        for outcome in self.outcomes:
-            verdict = "runs" if outcome.runs else "CANNOT RUN"
-            lines.append(paragraph(outcome.how, f"  {outcome.policy:<14} {verdict:<10} "))
-        lines += [*self._environment(verbose), *self._verdict(), ""]
-        return "\n".join([*lines, self.recommended.sentence(advice.default_device(self.machine))])
+        for policy, runs, how in self.outcomes:
+            verdict = "runs" if runs else "CANNOT RUN"
+            lines.append(paragraph(how, f"  {policy:<14} {verdict:<10} "))
+        lines += self._environment(verbose)
+        for policy, runs, how in self.outcomes:
+            if policy == self.asked:
+                can = "can" if runs else "cannot"
+                lines += ["", paragraph(f"Policy {policy} {can} run here: {how}")]
+        default = advice.default_device(self.machine)
+        return "\n".join([*lines, "", self.recommended.sentence(default)])
 
+    @property
     def _busy(self) -> str:
         return advice.about_load(self.machine.load, self.machine.all_cores)
 
@@ -99,21 +103,20 @@ class Report(Preformatted):
         cores = f"{m.cores} core{'s' if m.cores != 1 else ''}" if m.cores else "cores unknown"
         features = advice.cpu_features(m.cpu_flags) or ["no instruction set that matters here"]
         kernels = "in use" if m.native else "not in use"
-        busy = self._busy()
         return [
             ("Python", f"{m.python}, numpy {m.numpy}, {m.system}"),
             ("MXNet", f"{m.mxnet} ({wheel}), {cuda}"),
             ("CPU", f"{m.cpu_name}, {cores}"),
             ("", ", ".join(features)),
             ("", f"C++ compiler: {m.compiler or 'none found'}; C++ kernels: {kernels}"),
-            *([("", f"WARNING: {busy}")] if busy else []),
+            *([("", f"WARNING: {self._busy}")] if self._busy else []),
         ]
 
     def _gpus(self) -> List[Tuple[str, str]]:
-        rows = []
-        for number, gpu in enumerate(self.machine.driver.gpus):
-            capability = "{}.{}".format(*gpu.capability)
-            rows.append((f"GPU {number}", f"{gpu.name} ({capability}): {advice.about_gpu(gpu)}"))
+        rows = [
+            (f"GPU {number}", f"{gpu.name} ({gpu.version}): {advice.about_gpu(gpu)}")
+            for number, gpu in enumerate(self.machine.driver.gpus)
+        ]
         why_not = advice.about_no_gpu(self.machine)
         return [*rows, *([("GPU", why_not)] if why_not else [])]
 
@@ -127,10 +130,3 @@ class Report(Preformatted):
             if setting.warning:
                 lines.append(paragraph(setting.warning, "      WARNING: "))
         return lines
-
-    def _verdict(self) -> List[str]:
-        for outcome in self.outcomes:
-            if outcome.policy == self.asked:
-                can = "can" if outcome.runs else "cannot"
-                return ["", paragraph(f"Policy {outcome.policy} {can} run here: {outcome.how}")]
-        return []

@@ -1,6 +1,6 @@
 """The small nets, data and training steps of the self-test."""
 
-from typing import Callable, List, Optional
+from typing import Callable, Dict, List, Optional
 
 import numpy as np
 
@@ -73,6 +73,20 @@ class Training:
         """Return the parameters in the order of the layers."""
         return list(self.net.collect_params().values())
 
+    def weights(self) -> Dict[str, np.ndarray]:
+        """Return the parameters by name, in the order of the layers."""
+        return {p.name: p.data().asnumpy() for p in self.parameters()}
+
+    def masters(self) -> Dict[str, np.ndarray]:
+        """Return the float32 masters by the names of their parameters."""
+        return {name: m.asnumpy() for name, m in self.trainer.master_params().items()}
+
+    def steps(self, count: int) -> "Training":
+        """Train some steps; return the training itself."""
+        for _ in range(count):
+            self.step()
+        return self
+
     def step(self, factor: float = 1.0) -> Optional[StepReport]:
         """Train one step on the loss times `factor`; return the report."""
         with autograd.record():
@@ -81,16 +95,12 @@ class Training:
         return self.trainer.step(BATCH)
 
     def values(self) -> List[np.ndarray]:
-        """Return all parameters and the float32 masters, as numpy arrays."""
-        masters = self.trainer.master_params()
-        parameters = self.parameters()
-        arrays = [p.data() for p in parameters]
-        arrays += [masters[p.name] for p in parameters if p.name in masters]
-        return [array.asnumpy() for array in arrays]
+        """Return all parameters and the float32 masters, in the order of the layers."""
+        weights, masters = self.weights(), self.masters()
+        return [*weights.values(), *(masters[name] for name in weights if name in masters)]
 
 
-def different(left: List[np.ndarray], right: List[np.ndarray]) -> int:
-    """Return how many of the arrays differ in a bit."""
-    return sum(a.tobytes() != b.tobytes() for a, b in zip(left, right)) + abs(
-        len(left) - len(right)
-    )
+def different(left: List[np.ndarray], right: List[np.ndarray], what: str = "arrays") -> str:
+    """Return how many arrays differ in a bit, as text; those without a counterpart do."""
+    differing = sum(a.tobytes() != b.tobytes() for a, b in zip(left, right))
+    return f"{differing + abs(len(left) - len(right))} {what} differ"

@@ -3,7 +3,7 @@
 Each function returns what it measured, as text.
 """
 
-from typing import Callable
+from typing import Callable, List, Union
 
 import numpy as np
 
@@ -19,6 +19,14 @@ from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 
 LARGE = 60000.0  # near the largest float16, 65504
+
+
+def _float16_layer(
+    ctx: Union[mx.Context, List[mx.Context]], units: int, weight: float = 0.0
+) -> nn.Dense:
+    layer = nn.Dense(units, in_units=units, use_bias=False)
+    layer.initialize(mx.init.Constant(weight), ctx=ctx)
+    return cast(layer, "float16")
 
 
 def rounding(ctx: mx.Context) -> str:
@@ -40,9 +48,7 @@ def rounding(ctx: mx.Context) -> str:
 def product(ctx: mx.Context) -> str:
     """Multiply float16 matrices in a cast layer, and compare with numpy in float64."""
     left, right = (random_array(ctx, 64, 64, seed=s).astype("float16") for s in (5, 6))
-    layer = nn.Dense(64, in_units=64, use_bias=False)
-    layer.initialize(ctx=ctx)
-    cast(layer, "float16")
+    layer = _float16_layer(ctx, 64)
     layer.weight.set_data(right)
     exact = left.asnumpy().astype("float64") @ right.asnumpy().astype("float64").T
     distance = np.abs(layer(left).asnumpy() - exact).max() / np.abs(exact).max()
@@ -114,21 +120,15 @@ def momentum_update(ctx: mx.Context) -> str:
 
 def kept_in_float32(ctx: mx.Context) -> str:
     """Run a softmax loss, whose exponentials and sums overflow in float16, on large logits."""
-    net = nn.Dense(16, in_units=16, use_bias=False)
-    net.initialize(mx.init.Constant(100.0), ctx=ctx)
-    cast(net, "float16")
-    x = nd.ones((2, 16), ctx=ctx)
-    loss = gluon.loss.SoftmaxCrossEntropyLoss()
-    value = float(loss(net(x), nd.zeros((2,), ctx=ctx)).mean().asscalar())
-    return f"{value:.3f}"
+    logits = _float16_layer(ctx, 16, 100.0)(nd.ones((2, 16), ctx=ctx))
+    loss = gluon.loss.SoftmaxCrossEntropyLoss()(logits, nd.zeros((2,), ctx=ctx))
+    return f"{float(loss.mean().asscalar()):.3f}"
 
 
 def sums_of_two_devices(ctx: mx.Context) -> str:
     """Train a step whose float16 gradients fit on each of two devices and overflow in their sum."""
     contexts = [mx.Context(ctx.device_type, number) for number in range(2)]
-    net = nn.Dense(1, in_units=1, use_bias=False)
-    net.initialize(mx.init.Zero(), ctx=contexts)
-    cast(net, "float16")
+    net = _float16_layer(contexts, 1)
     options = {"learning_rate": 2**-10}
     trainer = Trainer(net.collect_params(), "sgd", options, kvstore="device", loss_scale=1)
     with autograd.record():
