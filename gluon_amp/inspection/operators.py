@@ -186,22 +186,16 @@ def operators(traced: Graph) -> List[Operator]:
     for i, node in enumerate(nodes):
         if node["name"] not in plan:
             continue
-        planned = plan[node["name"]]
+        block, dtype = plan[node["name"]].block, plan[node["name"]].dtype
         variables = {nodes[graph.source_of(nodes, j)]["name"] for j, *_ in node["inputs"]}
-        found.append(
-            Operator(
-                planned.block,
-                node["op"],
-                node.get("attrs", {}),
-                planned.dtype == "float16" if is_cast else bool(float16 & variables),
-                [shape_of[j] if k == 0 else () for j, k, *_ in node["inputs"]],
-                [
-                    {dtype_of_node[m] for m in _sources(nodes, j)} - {None} if k == 0 else set()
-                    for j, k, *_ in node["inputs"]
-                ],
-                dtype_of_node[i],
-            )
-        )
+        low = dtype == "float16" if is_cast else bool(float16 & variables)
+        shapes, dtypes = [], []
+        for j, output, *_ in node["inputs"]:  # of which the first outputs are known
+            sources = _sources(nodes, j) if output == 0 else ()
+            shapes.append(shape_of[j] if output == 0 else ())
+            dtypes.append({dtype_of_node[k] for k in sources} - {None})
+        read = node["attrs"], low, shapes, dtypes
+        found.append(Operator(block, node["op"], *read, dtype_of_node[i]))
     return found
 
 

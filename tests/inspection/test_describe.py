@@ -1,6 +1,5 @@
 """The description of a net: its rows and its table."""
 
-import numpy as np
 import pytest
 
 import gluon_amp as amp
@@ -72,7 +71,6 @@ def test_parameters_that_python_code_uses_have_a_row():
     name = net[1].weight.name
     with pytest.warns(UserWarning, match=f"The cast leaves out {name}, which Python code"):
         amp.cast(net, "float16")
-    assert net[1].weight.data().dtype == np.float32
     *_, row = amp.describe(net, nd.ones((8, 8))).rows
     assert (row.block, row.op, row.compute_dtype) == ("1", "(Python code)", "as fed")
     assert row.param_dtypes == {name: "float32"} and "outside the cast" in row.reason

@@ -5,6 +5,7 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.inspection.dimensions import WITHOUT_TENSOR_CORES
 from gluon_amp.policy import op_table
+from tests.casting.nets import Net
 from tests.inspection.nets import built
 
 import mxnet as mx
@@ -69,20 +70,13 @@ def test_layers(layers, shape, expected):
     assert sizes(net) == [line for line in expected if line not in batch]
 
 
-class Parts(gluon.HybridBlock):
-    """Dense layers of the first three rows and of the others."""
-
-    def __init__(self):
-        super().__init__()
-        self.all, self.few, self.many = nn.Dense(8), nn.Dense(8), nn.Dense(8)
-
-    def hybrid_forward(self, F, x):
-        few, many = F.split_v2(self.all(x), (3,), axis=0)
-        return F.concat(self.few(few), self.many(many), dim=0)
-
-
 def test_the_rows_of_a_first_output_are_known_and_those_of_a_second_are_not():
-    found = sizes(built(Parts()), nd.ones((32, 16)))
+    def parts(net, F, x):
+        few, many = F.split_v2(net.all(x), (3,), axis=0)
+        return F.concat(net.few(few), net.many(many), dim=0)
+
+    net = Net(parts, all=nn.Dense(8), few=nn.Dense(8), many=nn.Dense(8))
+    found = sizes(built(net), nd.ones((32, 16)))
     assert found == ["0.few: FullyConnected multiplies 3 rows: use a batch of 8"]
 
 

@@ -98,7 +98,6 @@ def test_wrong_options_are_one_sentence(capsys):
         (Gpu("Tesla K80", (3, 7)), TOO_OLD, False, False),
         (PASCAL, SLOW, True, False),
         (VOLTA, FAST, True, True),
-        (Gpu("Tesla T4", (7, 5)), FAST, True, True),
         (Gpu("NVIDIA GeForce GTX 1660 Ti", (7, 5)), SLOW, True, False),
         (Gpu("NVIDIA L4", (8, 9)), FAST, True, True),
         (HOPPER, TOO_NEW, False, True),

@@ -4,6 +4,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.inspection.diagnose import diagnose
+from tests.casting.nets import Net
 from tests.inspection.nets import L2, built, chain, images, labels, one, total, unit
 
 import mxnet as mx
@@ -28,27 +29,24 @@ def test_an_operator_outside_all_blocks_is_pinned_by_its_name():
     assert "in the net itself" in str(result)
 
 
-class Heads(nn.HybridBlock):
-    """Layers that read the same data; `join` makes their results an output."""
+def heads(join):
+    """Return layers that read the same data; `join` makes their results an output."""
 
-    def __init__(self, join):
-        super().__init__()
-        self.join = join
-        self.first, self.steep, self.flat = unit(1e-6), unit(4096), unit(1)
+    def forward(net, F, x):
+        x = net.first(x)
+        return join(net.flat(x), net.steep(x))
 
-    def hybrid_forward(self, F, x):
-        x = self.first(x)
-        return self.join(self.flat(x), self.steep(x))
+    return Net(forward, first=unit(1e-6), steep=unit(4096), flat=unit(1))
 
 
 def test_the_branch_that_overflows_is_named_and_not_its_neighbour():
-    net = built(Heads(lambda flat, steep: steep + flat))
+    net = built(heads(lambda flat, steep: steep + flat))
     found = ("backward_overflow", "0.steep", "FullyConnected", (64, 64))
     assert place(net, scale=64) == found
 
 
 def test_several_outputs_and_losses():
-    net = built(Heads(lambda flat, steep: (flat, [steep, flat])), policy="mixed_float16")
+    net = built(heads(lambda flat, steep: (flat, [steep, flat])), policy="mixed_float16")
     net[0].first.weight.set_data(one(1))
     found = place(net, lambda out, _: [out[0].sum(), out[1][0].sum()], one(100))
     assert found == ("forward_overflow", "0.steep", "FullyConnected", (100, 100))
@@ -111,21 +109,16 @@ def test_a_net_of_layers_of_all_kinds():
 
 
 def test_scalars_and_booleans_of_mx_np():
-    class Clipped(nn.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            self.dense = unit(16)
-
-        def hybrid_forward(self, F, x):
-            x = self.dense(x)
-            mean = x.mean()
-            return F.np.where(x < mean, x, mean * 0.5)
+    def clipped(net, F, x):
+        x = net.dense(x)
+        return F.np.where(x < x.mean(), x, x.mean() * 0.5)
 
     def mean(out, _):
         return out.mean()
 
     with mx.util.np_shape(True), mx.util.np_array(True):
-        net, data = built(Clipped()), mx.np.array([[1.0], [2.0]])  # 16 and 32, of mean 24
+        net = built(Net(clipped, dense=unit(16)))
+        data = mx.np.array([[1.0], [2.0]])  # 16 and 32, of mean 24
         # The samples receive 1/2 + 1/8 and 1/8, of which 1/8 each through the mean.
         assert place(net, mean, data, 2.0**16) == ("ok", None, None, (0.875 * 2**16,) * 2)
         found = place(net, mean, data, 2.0**17)

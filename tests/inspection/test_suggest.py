@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from tests.casting.nets import Net
 from tests.inspection.nets import L2, built, chain, one, total
 
 import mxnet as mx
@@ -20,19 +21,16 @@ FLOAT16 = amp.Policy("float16")
 Planted = nn.HybridLambda  # computes a function of `F` and its input
 
 
-class Attention(nn.HybridBlock):
-    """Attention of 8 positions, whose keys and queries are multiplied by `factor`."""
+def attention(factor):
+    """Return attention of 8 positions, whose keys and queries are multiplied by `factor`."""
 
-    def __init__(self, factor):
-        super().__init__()
-        self.factor = factor
-        self.project = nn.Dense(96, flatten=False, in_units=16)
-
-    def hybrid_forward(self, F, x):
-        x = self.project(F.expand_dims(x, 1)) * self.factor
+    def forward(net, F, x):
+        x = net.project(F.expand_dims(x, 1)) * factor
         weights = F.softmax(F.contrib.interleaved_matmul_selfatt_qk(x, heads=2))
         out = F.contrib.interleaved_matmul_selfatt_valatt(x, weights, heads=2)
-        return F.reshape(out, (-1, 32)) / self.factor
+        return F.reshape(out, (-1, 32)) / factor
+
+    return Net(forward, project=nn.Dense(96, flatten=False, in_units=16))
 
 
 class Unnamed(nn.HybridBlock):
@@ -82,15 +80,9 @@ def steep(F, x):
     return x + same - F.BlockGrad(same)
 
 
-class Hidden(nn.HybridBlock):
-    """Returns its input; the gradient of its weight, which is 0, becomes 2**36 times smaller."""
-
-    def __init__(self):
-        super().__init__()
-        self.zero = nn.Dense(16, use_bias=False, weight_initializer="zeros")
-
-    def hybrid_forward(self, F, x):
-        return x + self.zero(x) * 2**12 * 2**12 * 2**12 * 2**-12 * 2**-12 * 2**-12
+def hidden(net, F, x):
+    """Return x; the gradient of the weight, which is 0, becomes 2**36 times smaller."""
+    return x + net.zero(x) * 2**12 * 2**12 * 2**12 * 2**-12 * 2**-12 * 2**-12
 
 
 def net_with(*layers):
@@ -141,7 +133,7 @@ def are_close(policy, net):
         ([Planted(tiny_epsilon)], []),
         ([Planted(small_squares)], ["1"]),
         ([Planted(steep)], ["1"]),
-        ([Hidden()], ["1"]),
+        ([Net(hidden, zero=nn.Dense(16, use_bias=False, weight_initializer="zeros"))], ["1"]),
         ([nn.Dense(16, weight_initializer=mx.init.Normal(1e5)), nn.LayerNorm()], ["1"]),
         ([nn.Dense(16, weight_initializer=mx.init.Normal(1e-9)), nn.LayerNorm(epsilon=0)], ["1"]),
         ([Planted(centered), nn.Dense(16), Planted(standardized)], ["1", "3"]),
@@ -160,10 +152,10 @@ def test_pins_are_where_trouble_is_planted_and_are_few(layers, pins):
 
 
 def test_a_block_with_matrix_products_is_narrowed_to_an_operator():
-    net = net_with(Attention(500))
+    net = net_with(attention(500))
     policy = amp.suggest_policy(net, CROSS_ENTROPY, data(), classes())
     assert policy == FLOAT16.pin(ops=["_contrib_interleaved_matmul_selfatt_qk"])
-    assert amp.suggest_policy(net_with(Attention(1)), CROSS_ENTROPY, data(), classes()) == FLOAT16
+    assert amp.suggest_policy(net_with(attention(1)), CROSS_ENTROPY, data(), classes()) == FLOAT16
     net = built(Unnamed(), policy=None)[0]
     assert amp.suggest_policy(net, total, data(), None) == FLOAT16.pin(ops=["_plus_scalar"])
 

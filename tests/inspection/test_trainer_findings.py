@@ -30,7 +30,6 @@ def found(net, trainer):
         ("float16", "adam", {}, [EPSILON]),
         ("float16", "adam", {"multi_precision": True}, []),
         ("float16", "adam", {"epsilon": 1e-4}, []),
-        ("float16", "sgd", {}, []),
         ("mixed_float16", "adam", {}, []),  # its parameters are float32
     ],
 )

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from tests.casting.nets import OwnNorm, exported, imported
 from tests.inspection.nets import L2, Recipe, built, images, labels, make_net
 from tests.inspection.test_watch import train, trainer_of
 
@@ -15,20 +16,10 @@ from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
 
 
-class Norm(nn.HybridBlock):
-    """A norm of one's own, of whose statistics Gluon does not know that operators write them."""
-
-    def __init__(self, grad_req):
-        super().__init__()
-        with self.name_scope():
-            self.gamma = self.params.get("gamma", shape=(4,), init="ones")
-            self.beta = self.params.get("beta", shape=(4,), init="zeros")
-            own = {"shape": (4,), "grad_req": grad_req}
-            self.mean = self.params.get("running_mean", init="zeros", **own)
-            self.var = self.params.get("running_var", init="ones", **own)
-
-    def hybrid_forward(self, F, x, gamma, beta, mean, var):
-        return F.BatchNorm(x, gamma, beta, mean, var)
+def own_norm(grad_req):
+    norm = OwnNorm(4)
+    norm.mean.grad_req = norm.var.grad_req = grad_req
+    return norm
 
 
 class PythonNorm(nn.Sequential):
@@ -45,28 +36,27 @@ class PythonNorm(nn.Sequential):
         return x
 
 
-def imported(policy, path):
+def read_back(policy, folder):
     net = make_net(policy=None)
     net.hybridize()
     net(images())
-    net.export(str(path))
-    files = [f"{path}-symbol.json", f"{path}-0000.params"]
-    return amp.cast(gluon.SymbolBlock.imports(files[0], ["data"], files[1]), policy)
+    exported(net, folder)
+    return amp.cast(imported(folder), policy)
 
 
-def constructed(policy, path):
+def constructed(policy, folder):
     net, x = make_net(policy=None), mx.sym.var("data")
     return amp.cast(gluon.SymbolBlock(net(x), x, params=net.collect_params()), policy)
 
 
-def adding(policy, path):
-    net = imported(policy, path)
+def adding(policy, folder):
+    net = read_back(policy, folder)
     net.collect_params().setattr("grad_req", "add")  # of the statistics, too
     return net
 
 
 def with_norm(make_norm, container=nn.HybridSequential):
-    def make(policy, path):
+    def make(policy, folder):
         net = container()
         net.add(nn.Conv2D(4, 3, in_channels=3), make_norm(), nn.Dense(3, in_units=64))
         net.initialize()
@@ -75,7 +65,7 @@ def with_norm(make_norm, container=nn.HybridSequential):
     return make
 
 
-def partly(policy, path):
+def partly(policy, folder):
     layers = nn.Conv2D(4, 3, in_channels=3), nn.BatchNorm(in_channels=4), nn.Dense(3, in_units=64)
     net = built(*layers, policy=None)
     amp.cast(net[2], policy)
@@ -83,14 +73,14 @@ def partly(policy, path):
 
 
 NETS = {
-    "imported": imported,
+    "imported": read_back,
     "constructed": constructed,
     "adding": adding,
-    "own": with_norm(lambda: Norm("null")),
-    "trained": with_norm(lambda: Norm("write")),
+    "own": with_norm(lambda: own_norm("null")),
+    "trained": with_norm(lambda: own_norm("write")),
     "python": with_norm(PythonNorm, nn.Sequential),
     "partly": partly,
-    "recipe": lambda policy, path: Recipe(),
+    "recipe": lambda policy, folder: Recipe(),
 }
 LOOKS = {
     "describe": lambda net, trainer, x: amp.describe(net, x),
@@ -115,7 +105,7 @@ def content(net):
 @pytest.mark.parametrize("policy", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", NETS)
 def test_no_look_changes_a_bit_or_leaves_an_error(name, policy, tmp_path):
-    net = NETS[name](policy, tmp_path / "net")
+    net = NETS[name](policy, tmp_path)
     trainer = amp.Trainer(net.collect_params(), "sgd", check_finite=True)
     with contextlib.suppress(mx.MXNetError):
         with autograd.record():
@@ -192,7 +182,7 @@ def test_an_error_of_the_run_is_one_sentence_and_stays_here():
 def test_a_look_of_watch_changes_no_statistic(name, tmp_path):
     def trained(watched):
         mx.random.seed(0)
-        net = NETS[name]("float16", tmp_path / "net")
+        net = NETS[name]("float16", tmp_path)
         trainer = trainer_of(net)
         with amp.watch(net, trainer, every=1) if watched else contextlib.nullcontext():
             train(net, trainer, 2)

@@ -45,15 +45,8 @@ def _kept(
         depth = w.add("Add", w.add("ReduceMax", ids, keepdims=0), w.scalar(1, "int64"))
         off_on = w.constant(np.array([0, 1], np.float32))
         scores = w.add("Mul", scores, w.add("OneHot", ids, depth, off_on, axis=1))
-    picked = w.add(
-        "NonMaxSuppression",
-        boxes,
-        scores,
-        w.scalar([count], "int64"),
-        w.scalar([threshold], "float32"),
-        w.scalar([0], "float32"),
-        center_point_box=int(center),
-    )
+    limits = w.scalar([count], "int64"), w.scalar([threshold], "float32"), w.scalar([0], "float32")
+    picked = w.add("NonMaxSuppression", boxes, scores, *limits, center_point_box=int(center))
     places = w.add("Gather", picked, w.integers([0, 2]), axis=1)
     nothing = w.add("Mul", ranks, w.scalar(0, "float32"))
     return w.add("ScatterND", nothing, places, w.add("GatherND", ranks, places))

@@ -164,18 +164,11 @@ def export_onnx(
     try:
         atomic.write(path, model)
     except OSError as error:
-        raise type(error)(
-            error.errno, f"The ONNX file was not written ({error.strerror})", path
-        ) from error
-    return ExportReport(
-        path,
-        len(model),
-        dtype,
-        OPSET,
-        {name: _text(tensor) for name, tensor in translated.inputs.items()},
-        {name: _text(translated.tensors[e]) for name, e in zip(names, network.outputs)},
-        rows,
-    )
+        what = f"The ONNX file was not written ({error.strerror})"
+        raise type(error)(error.errno, what, path) from error
+    read = {name: _text(tensor) for name, tensor in translated.inputs.items()}
+    returned = {name: _text(translated.tensors[e]) for name, e in zip(names, network.outputs)}
+    return ExportReport(path, len(model), dtype, OPSET, read, returned, rows)
 
 
 def _check_folder(path: str) -> None:

@@ -36,13 +36,8 @@ def deconvolution(n: Node, w: Writer) -> str:
         more = [s * (i - 1) + (k - 1) * dilate + 1 - o for o, i, k, s, dilate in sizes]
         extra = [one % 2 for one in more]
         attributes["pads"] = tuple((one + odd) // 2 for one, odd in zip(more, extra)) * 2
-    return w.add(
-        "ConvTranspose",
-        *n.inputs,
-        group=n.integer("num_group", 1),
-        output_padding=extra,
-        **attributes,
-    )
+    group = n.integer("num_group", 1)
+    return w.add("ConvTranspose", *n.inputs, group=group, output_padding=extra, **attributes)
 
 
 def dense(n: Node, w: Writer) -> str:

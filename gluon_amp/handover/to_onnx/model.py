@@ -62,13 +62,9 @@ def encode(
     for name, one in zip(output_names(len(outputs)), returned):
         nodes.append(helper.make_node("Identity", [one.name], [name], name=name))
         infos.append(_info(name, one, writer.batch.size))
-    graph = helper.make_graph(
-        nodes,
-        "gluon_amp",
-        [_info(name, one, writer.batch.size) for name, one in inputs.items()],
-        infos,
-        [numpy_helper.from_array(value, name) for name, value in weights.items()],
-    )
+    entering = [_info(name, one, writer.batch.size) for name, one in inputs.items()]
+    held = [numpy_helper.from_array(value, name) for name, value in weights.items()]
+    graph = helper.make_graph(nodes, "gluon_amp", entering, infos, held)
     model = helper.make_model(
         graph,
         producer_name="gluon_amp",

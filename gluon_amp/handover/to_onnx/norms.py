@@ -74,15 +74,9 @@ def l2_normalization(n: Node, w: Writer) -> str:
 
 def lrn(n: Node, w: Writer) -> str:
     """A local response norm."""
-    value = w.add(
-        "LRN",
-        w.as_dtype(n.data, n.wide),
-        alpha=n.number("alpha", 1e-4),
-        beta=n.number("beta", 0.75),
-        bias=n.number("knorm", 2),
-        size=n.integer("nsize"),
-    )
-    return w.back(value, n)
+    alpha, beta, bias = n.number("alpha", 1e-4), n.number("beta", 0.75), n.number("knorm", 2)
+    value, size = w.as_dtype(n.data, n.wide), n.integer("nsize")
+    return w.back(w.add("LRN", value, alpha=alpha, beta=beta, bias=bias, size=size), n)
 
 
 def softmax(n: Node, w: Writer) -> str:

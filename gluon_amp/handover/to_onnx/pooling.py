@@ -57,9 +57,8 @@ def resize(n: Node, w: Writer) -> str:
     matrix = _averages
     if n.op == "_contrib_BilinearResize2D":
         matrix = partial(_interpolation, align_corners=n.flag("align_corners", True))
-    rows, columns = (
-        matrix(*sizes).astype(n.wide) for sizes in zip(n.data.shape[2:], n.out.shape[2:])
-    )
+    sizes = zip(n.data.shape[2:], n.out.shape[2:])
+    rows, columns = (matrix(*pair).astype(n.wide) for pair in sizes)
     value = w.add("MatMul", w.as_dtype(n.data, n.wide), w.constant(columns))
     return w.back(w.add("MatMul", w.constant(rows.T), value), n)
 
@@ -77,25 +76,14 @@ def upsampling(n: Node, w: Writer) -> str:
     """Nearest neighbours repeated, or a transposed convolution whose weight is an input."""
     scale = n.integer("scale", 1)
     if n.text("sample_type") == "bilinear":
-        return w.add(
-            "ConvTranspose",
-            *n.inputs,
-            group=n.data.shape[1],
-            kernel_shape=(2 * scale - scale % 2,) * 2,
-            strides=(scale,) * 2,
-            pads=(scale // 2,) * 4,
-        )
+        kernel, pads = (2 * scale - scale % 2,) * 2, (scale // 2,) * 4
+        options = {"kernel_shape": kernel, "strides": (scale,) * 2, "pads": pads}
+        return w.add("ConvTranspose", *n.inputs, group=n.data.shape[1], **options)
     if len(n.inputs) > 1:
         raise UntranslatableError("several inputs: upsample and concatenate them one by one")
-    return w.add(
-        "Resize",
-        n.data,
-        "",
-        w.constant(np.array([1, 1, scale, scale], np.float32)),
-        mode="nearest",
-        coordinate_transformation_mode="asymmetric",
-        nearest_mode="floor",
-    )
+    scales = w.constant(np.array([1, 1, scale, scale], np.float32))
+    options = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return w.add("Resize", n.data, "", scales, mode="nearest", **options)
 
 
 def _interpolation(size: int, into: int, align_corners: bool) -> np.ndarray:

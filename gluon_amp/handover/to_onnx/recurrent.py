@@ -28,6 +28,7 @@ def rnn(n: Node, w: Writer) -> List[str]:
     value = w.as_dtype(n.data, n.wide)
     states = [w.as_dtype(one, n.wide) for one in n.inputs[2:]]
     attributes = {"direction": "bidirectional" if ways == 2 else "forward"}
+    attributes["hidden_size"] = n.integer("state_size")
     if mode == "gru":
         attributes["linear_before_reset"] = 1
     if mode == "rnn_relu":
@@ -37,16 +38,8 @@ def rnn(n: Node, w: Writer) -> List[str]:
     for layer, weights in enumerate(_weights(n, layers, ways)):
         first = [w.sliced(one, 0, layer * ways, (layer + 1) * ways) for one in states]
         names = [w.constant(one, "weights") for one in weights]
-        out, *last = w.several(
-            len(states) + 1,
-            MODES[mode][0],
-            value,
-            *[w.cast(name, n.wide) if narrow else name for name in names],
-            "",
-            *first,
-            hidden_size=n.integer("state_size"),
-            **attributes,
-        )
+        inputs = [value, *[w.cast(name, n.wide) if narrow else name for name in names], "", *first]
+        out, *last = w.several(len(states) + 1, MODES[mode][0], *inputs, **attributes)
         moved = w.add("Transpose", out, perm=[0, 2, 1, 3])  # (T, ways, N, C) to (T, N, ways, C)
         value = w.add("Reshape", moved, w.integers([0, 0, -1]))
         lasts.append(last)

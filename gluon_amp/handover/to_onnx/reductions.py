@@ -109,20 +109,13 @@ def ordered(n: Node, w: Writer) -> List[str]:
     A mask has ones at these places.
     """
     some = n.op == "topk"
-    count, ascending = n.integer("k", 1) if some else 0, n.flag("is_ascend", not some)
+    count, largest = n.integer("k", 1) if some else 0, int(not n.flag("is_ascend", not some))
     kind = "value" if n.op == "sort" else n.text("ret_typ", "indices")
     value, axis, data = _along(n, w, "-1")
     if data.growth[axis] and not count:
         raise UntranslatableError("an order of the whole batch")
-    values, places = w.several(
-        2,
-        "TopK",
-        value,
-        w.integers([count or data.shape[axis]]),
-        axis=axis,
-        largest=int(not ascending),
-        sorted=1,
-    )
+    size = w.integers([count or data.shape[axis]])
+    values, places = w.several(2, "TopK", value, size, axis=axis, largest=largest, sorted=1)
     if kind == "mask":
         zeros = w.add("ConstantOfShape", w.sizes(data), value=np.zeros(1, n.out.dtype))
         ones = w.add("Expand", w.scalar(1, n.out.dtype), w.add("Shape", places))
