@@ -101,7 +101,7 @@ class Cast(Mixin):
         with warnings.catch_warnings(record=True) as caught:
             arguments, _, states = getattr(symbol, infer_fn)(**known)
         if arguments is None:
-            raise ValueError(caught[0].message)
+            raise mx.base.MXNetError(caught[0].message)
         names = symbol.list_arguments() + symbol.list_auxiliary_states()
         inferred = dict(zip(names, arguments + states))
         for param in self.collect_params().values():
@@ -134,8 +134,8 @@ class Cast(Mixin):
             return super()._call_cached_op(*for_gluon(args))
         except TraceError as error:
             failed = error
-        except (mx.base.MXNetError, ValueError) as error:
-            # such as shapes that Gluon cannot infer: arrays broadcast where symbols do not
+        except mx.base.MXNetError as error:
+            # such as shapes that MXNet cannot infer: arrays broadcast where symbols do not
             if binding.hybridized:
                 raise
             failed = TraceError(binding.path_in(error), reason_of(error))

@@ -6,7 +6,7 @@ import pytest
 import gluon_amp as amp
 from gluon_amp.graph import to_json
 from gluon_amp.lowering import lower
-from gluon_amp.policy.runs_once import graph_runs_once
+from gluon_amp.policy.runs_once import find_runs_once
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -51,9 +51,9 @@ def test_only_what_may_run_again_changes():
     symbol = mx.sym.Dropout(X)
     for options in ({}, {"scaled": True, "frozen": frozenset("x")}):
         lowered = lower(symbol, {"x": "float32"}, "cpu", **options)
-        assert graph_runs_once(to_json(lowered), "cpu")
+        assert find_runs_once(to_json(lowered), "cpu")
     lowered = lower(symbol, {"x": "float16"}, "gpu", scaled=True)
-    assert not graph_runs_once(to_json(lowered), "gpu")
+    assert not find_runs_once(to_json(lowered), "gpu")
 
 
 @pytest.mark.parametrize("policy, repeats", [("float16", True), ("bfloat16", False)])

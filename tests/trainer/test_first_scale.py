@@ -425,18 +425,18 @@ class Determinant(nn.HybridBlock):
         self.dense = nn.Dense(9, in_units=2)
 
     def hybrid_forward(self, F, x):
-        return F.linalg.det(F.Reshape(self.dense(x), shape=(0, 3, 3))) * 2.0**100
+        return F.linalg.det(F.Reshape(self.dense(x), shape=(0, 3, 3)))
 
 
 class Twice(mx.operator.CustomOp):
     backward_passes = 0
 
     def forward(self, is_train, req, in_data, out_data, aux):
-        self.assign(out_data[0], req[0], in_data[0] * 2.0**100)
+        self.assign(out_data[0], req[0], in_data[0] * 1)
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
         Twice.backward_passes += 1
-        self.assign(in_grad[0], req[0], out_grad[0] * 2.0**100)
+        self.assign(in_grad[0], req[0], out_grad[0] * 1)
 
 
 @mx.operator.register("gluon_amp_test_twice")
@@ -447,18 +447,18 @@ class TwiceProp(mx.operator.CustomOpProp):
 
 class TwiceFunction(autograd.Function):
     def forward(self, x):
-        return x * 2.0**100
+        return x * 1
 
     def backward(self, dy):
         Twice.backward_passes += 1
-        return dy * 2.0**100
+        return dy * 1
 
 
 def custom(out):
     return nd.Custom(out, op_type="gluon_amp_test_twice")
 
 
-@pytest.mark.parametrize("policy", ["mixed_float16", "float32"])
+@pytest.mark.parametrize("policy, factor", [("mixed_float16", 2.0**3), ("float32", 2.0**115)])
 @pytest.mark.parametrize(
     "head, reason",
     [
@@ -467,7 +467,7 @@ def custom(out):
         (None, "_linalg_det has other gradients in a second backward pass"),
     ],
 )
-def test_what_is_not_known_to_be_the_same_is_not_run_twice(policy, head, reason):
+def test_what_is_not_known_to_be_the_same_is_not_run_twice(policy, factor, head, reason):
     mx.random.seed(2)
     net = Determinant() if head is None else nn.Dense(2, in_units=2)
     net.initialize(mx.init.Normal(0.7))
@@ -477,7 +477,7 @@ def test_what_is_not_known_to_be_the_same_is_not_run_twice(policy, head, reason)
     for _ in range(2):
         with autograd.record():
             loss = net(nd.random.normal(shape=(6, 2)))
-            loss = loss if head is None else head(loss)
+            loss = (loss if head is None else head(loss)) * factor
         trainer.backward(loss)
         reports.append(trainer.step(1))
     assert not reports[0].applied and reason in reports[0].not_repeated
@@ -517,7 +517,7 @@ def test_another_build_of_mxnet_loses_one_step_and_keeps_its_statistics(monkeypa
         trainer.backward(loss)
         report = trainer.step(1)
         assert not report.applied and "does not show" in report.not_repeated
-        assert values(net[1].running_mean) == [[0, 0]]
+        np.testing.assert_array_equal(values(net[1].running_mean), 0)
     finally:
         tape._readable.cache_clear()
 

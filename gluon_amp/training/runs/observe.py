@@ -46,7 +46,7 @@ def observe(
     try:
         rows = describe(net, images).rows
         outputs = net(images)
-    except (mx.MXNetError, ValueError) as error:  # Gluon wraps a failed shape inference
+    except (RuntimeError, ValueError) as error:  # of describe, and of a failed shape inference
         size = "×".join(map(str, data.image_shape))
         raise UsageError(f"{model} does not accept images of {size}: {reason_of(error)}.") from None
     shape = getattr(outputs, "shape", None)

@@ -23,7 +23,7 @@ OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 CONTROLS: Dict[str, Dict[str, Sequence[str]]] = {
     "masters": {},
     "wide-attention": {"ops": ("batch_dot", "softmax")},
-    "wide-norms": {"blocks": ("norm",)},
+    "wide-norms": {"blocks": (r".*norm\d*",)},
 }
 
 
