@@ -19,6 +19,7 @@ from typing import (
 
 from gluon_amp.base import tape
 from gluon_amp.base.array_kinds import set_to_zero, zeros_like
+from gluon_amp.base.host import plain_address
 from gluon_amp.casting import snapshots, statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.optimizer.arrays import (
@@ -592,6 +593,14 @@ class ScaledGradients:
                 array.wait_to_read()
         if written:
             self._passes.add_write(written)
+
+    def _init_params(self):
+        # MXNet cannot send an array in oneDNN's layout, in which inference leaves a weight. Its engine
+        # loses that error, and the next worker that pulls ends the server ("init 4 first").
+        for array in self._kvstore and statistics.arrays_of(self._params_to_init) or ():
+            if array.stype == "default":
+                plain_address(array)
+        super()._init_params()
 
     def _check_contexts(self):
         # Without parameters MXNet's result is None, on which the constructor fails.
