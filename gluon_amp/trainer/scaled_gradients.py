@@ -20,6 +20,7 @@ from typing import (
 from gluon_amp.base import tape
 from gluon_amp.base.array_kinds import set_to_zero, zeros_like
 from gluon_amp.base.host import plain_address
+from gluon_amp.base.parameter_server import check_alike, connected
 from gluon_amp.casting import snapshots, statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.optimizer.arrays import (
@@ -594,10 +595,22 @@ class ScaledGradients:
         if written:
             self._passes.add_write(written)
 
+    def _init_kvstore(self):
+        config = self._kvstore_params
+        config["kvstore"] = connected(config["kvstore"])
+        super()._init_kvstore()
+        if self._kvstore and reduction.crosses_workers(self) and not self._update_on_kvstore:
+            facts = {
+                "the dtypes of their parameters": self._dtypes.names,
+                "their networks": [(p.shape, p.grad_req, p._data is None) for p in self.parameters],
+                "their loss scales": type(self._loss_scale).__name__,
+            }
+            check_alike(self._kvstore, facts)
+
     def _init_params(self):
-        # MXNet cannot send an array in oneDNN's layout, in which inference leaves a weight. Its engine
-        # loses that error, and the next worker that pulls ends the server ("init 4 first").
-        for array in self._kvstore and statistics.arrays_of(self._params_to_init) or ():
+        # Inference leaves a weight in oneDNN's layout, which MXNet cannot send. Its engine loses that
+        # error, and the first worker that pulls the key aborts the server ("init 4 first").
+        for array in statistics.arrays_of(self._params_to_init) if self._kvstore else ():
             if array.stype == "default":
                 plain_address(array)
         super()._init_params()

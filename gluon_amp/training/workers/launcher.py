@@ -16,7 +16,8 @@ import time
 from queue import Empty, SimpleQueue
 from typing import List, Optional, Sequence, Set, TextIO
 
-from gluon_amp.base.messages import UsageError
+from gluon_amp.base.messages import UsageError, first_few
+from gluon_amp.base.parameter_server import FINISHED, PATIENCE
 from gluon_amp.training.command_line import SIGNALS, handling_signals
 from gluon_amp.training.workers.tasks import Task, read, tasks
 
@@ -27,7 +28,10 @@ GOODBYE = 15.0  # seconds that servers have to end after the last worker has fin
 
 
 class Process:
-    """A task that has been started; ``(process, status)`` is put into `events` when it ends."""
+    """A task that has been started; ``(process, status)`` is put into `events` when it ends.
+
+    ``(process, None)`` is put there when it has waited for the other workers for a while.
+    """
 
     def __init__(self, task: Task, command: Sequence[str], events: SimpleQueue):
         self.task = task
@@ -48,6 +52,9 @@ class Process:
 
     def _copy(self, stream: TextIO, out: TextIO) -> None:
         for line in stream:
+            if line.rstrip() == FINISHED:
+                self._events.put((self, None))
+                continue
             try:
                 # One call, so that the lines of several processes do not mix.
                 out.write(f"{self.task.label}{line.rstrip()}\n")
@@ -94,6 +101,8 @@ class Processes:
         self._signal: Optional[signal.Signals] = None  # that the launcher received
         self._status = 0  # of the first process that failed
         self._alive: Set[Process] = set()
+        self._finished: Set[Process] = set()  # those that have waited for the others
+        self._awaited = ""  # whom a sentence has named last
         self._deadline = math.inf
         self._ending = False
 
@@ -127,6 +136,8 @@ class Processes:
                 continue
             if isinstance(event, signal.Signals):
                 self._signalled(event)
+            elif event[1] is None:
+                self._waited(event[0])
             else:
                 self._ended(*event)
         return 128 + self._signal if self._signal and self._status else self._status
@@ -159,6 +170,19 @@ class Processes:
                 self._within(LAST_WORDS)
         if not self._workers():
             self._within(GOODBYE)
+        elif not status:
+            timer = threading.Timer(PATIENCE, self._events.put, [(process, None)])
+            timer.daemon = True
+            timer.start()
+
+    def _waited(self, process: Process) -> None:
+        """Say for which workers the run waits after a process has finished."""
+        self._finished.add(process)
+        others = [str(one.task) for one in self._workers() if one not in self._finished]
+        awaited = first_few(sorted(others))
+        if awaited != self._awaited and not self._ending:
+            self._awaited = awaited
+            self._say(f"{process.task} finished {PATIENCE:g} s ago; the run waits for {awaited}.")
 
     def _workers(self) -> List[Process]:
         return [process for process in self._alive if process.task.role == "worker"]
