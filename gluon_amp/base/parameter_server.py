@@ -19,7 +19,6 @@ from gluon_amp.base.mxnet_internals import LIB, check_call
 import mxnet as mx
 from mxnet import nd
 from mxnet.base import KVStoreHandle, MXNetError
-from mxnet.kvstore import KVStoreBase
 
 # If one of these is missing, MXNet waits forever for a scheduler that does not exist.
 VARIABLES = ("DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_SERVER").split()
@@ -95,8 +94,10 @@ def _create(name: str, seconds: float) -> mx.kvstore.KVStore:
     return result
 
 
-def check_alike(store: KVStoreBase, facts: Dict[str, Any]) -> None:
-    """Raise `ValueError` in all workers if one of these facts is not the same in all of them."""
+def check_alike(store: Any, facts: Dict[str, Any]) -> None:
+    """Raise `ValueError` in all workers of a parameter server that do not have the same facts."""
+    if store not in _STORES:
+        return
     rows = np.zeros((store.num_workers, len(facts)), dtype=np.float32)
     for column, fact in enumerate(facts.values()):  # 3 bytes of a digest, exact in float32
         rows[store.rank, column] = int.from_bytes(sha256(repr(fact).encode()).digest()[:3], "big")

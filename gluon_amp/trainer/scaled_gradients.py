@@ -599,17 +599,21 @@ class ScaledGradients:
         config = self._kvstore_params
         config["kvstore"] = connected(config["kvstore"])
         super()._init_kvstore()
-        if self._kvstore and reduction.crosses_workers(self) and not self._update_on_kvstore:
+        if not self._update_on_kvstore:  # else servers would update what is exchanged
+            scale = self._loss_scale
             facts = {
                 "the dtypes of their parameters": self._dtypes.names,
                 "their networks": [(p.shape, p.grad_req, p._data is None) for p in self.parameters],
-                "their loss scales": type(self._loss_scale).__name__,
+                "their loss scales": (
+                    type(scale),
+                    isinstance(scale, DynamicLossScale) or scale.scale,
+                ),
             }
             check_alike(self._kvstore, facts)
 
     def _init_params(self):
-        # Inference leaves a weight in oneDNN's layout, which MXNet cannot send. Its engine loses that
-        # error, and the first worker that pulls the key aborts the server ("init 4 first").
+        # Inference leaves a weight in oneDNN's layout, which MXNet cannot send. Its engine loses
+        # that error, and the first worker that pulls the key aborts the server ("init 4 first").
         for array in statistics.arrays_of(self._params_to_init) if self._kvstore else ():
             if array.stype == "default":
                 plain_address(array)
