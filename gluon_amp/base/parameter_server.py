@@ -30,7 +30,12 @@ FINISHED = f"This worker has finished, and has waited for the others for {PATIEN
 # A trainer uses the keys from 0 on, `training.workers.group` those from 10**6 on.
 KEY = 10**6 - 1
 
-_STORES: List[mx.kvstore.KVStore] = []
+# The stores of this process, and whether a trainer uses them
+_STORES: Dict[mx.kvstore.KVStore, bool] = {}
+SECOND = (
+    "MXNet's servers cannot tell the parameters of two trainers apart: give all of them to one "
+    "trainer, or use Horovod."
+)
 _leaving, _left = threading.Event(), threading.Event()
 
 
@@ -50,10 +55,11 @@ def connected(kvstore: Any, seconds: float = MEETING) -> Any:
         atexit.register(_leave)
         threading.Thread(target=_say_that_it_waits, daemon=True).start()
     if isinstance(kvstore, str):
+        if _STORES:
+            raise UsageError(SECOND)
         _check_launched(kvstore)
         kvstore = _create(kvstore, seconds)
-    if kvstore not in _STORES:
-        _STORES.append(kvstore)
+    _STORES.setdefault(kvstore, False)
     return kvstore
 
 
@@ -95,9 +101,15 @@ def _create(name: str, seconds: float) -> mx.kvstore.KVStore:
 
 
 def check_alike(store: Any, facts: Dict[str, Any]) -> None:
-    """Raise `ValueError` in all workers of a parameter server that do not have the same facts."""
+    """Raise `ValueError` in all workers of a parameter server that do not have the same facts.
+
+    Each trainer calls it once; a second trainer is a `UsageError`.
+    """
     if store not in _STORES:
         return
+    if _STORES[store]:
+        raise UsageError(SECOND)
+    _STORES[store] = True
     rows = np.zeros((store.num_workers, len(facts)), dtype=np.float32)
     for column, fact in enumerate(facts.values()):  # 3 bytes of a digest, exact in float32
         rows[store.rank, column] = int.from_bytes(sha256(repr(fact).encode()).digest()[:3], "big")

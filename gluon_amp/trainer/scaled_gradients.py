@@ -600,14 +600,12 @@ class ScaledGradients:
         config["kvstore"] = connected(config["kvstore"])
         super()._init_kvstore()
         if not self._update_on_kvstore:  # else servers would update what is exchanged
-            scale = self._loss_scale
+            scale, params = self._loss_scale, self.parameters
+            fixed = isinstance(scale, DynamicLossScale) or scale.scale
             facts = {
                 "the dtypes of their parameters": self._dtypes.names,
-                "their networks": [(p.shape, p.grad_req, p._data is None) for p in self.parameters],
-                "their loss scales": (
-                    type(scale),
-                    isinstance(scale, DynamicLossScale) or scale.scale,
-                ),
+                "their networks": [(p.shape, p.grad_req, p._data is None) for p in params],
+                "their loss scales": (type(scale), fixed),
             }
             check_alike(self._kvstore, facts)
 

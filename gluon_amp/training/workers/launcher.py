@@ -178,9 +178,12 @@ class Processes:
     def _waited(self, process: Process) -> None:
         """Say for which workers the run waits after a process has finished."""
         self._finished.add(process)
-        others = [str(one.task) for one in self._workers() if one not in self._finished]
-        awaited = first_few(sorted(others))
-        if awaited != self._awaited and not self._ending:
+        awaited = first_few(sorted(str(o.task) for o in self._workers() if o not in self._finished))
+        if not awaited and self._workers() and not self._ending:
+            self._say("all workers have finished, but not with as many steps; they are ended.")
+            self._status = self._status or 1
+            self._within(0)
+        elif awaited != self._awaited and not self._ending:
             self._awaited = awaited
             self._say(f"{process.task} finished {PATIENCE:g} s ago; the run waits for {awaited}.")
 
