@@ -84,12 +84,13 @@ amp.cast(net, {policy})
 trainer = amp.Trainer(net.collect_params(), "sgd", kvstore="dist_sync", loss_scale={scale})
 for _ in range(2):
     with mx.autograd.record():
-        loss = net(mx.nd.ones((1, 2)))
+        loss = net({data})
     trainer.backward(loss)
     trainer.step(1)
     rank and {after}
 """
-SAME = {"before": 0, "units": 1, "policy": "'float32'", "scale": "None", "after": 0}
+ONES = "mx.nd.ones(({0}, {0}))".format
+SAME = {"before": 0, "units": 1, "policy": "'float32'", "scale": None, "data": ONES(2), "after": 0}
 DIFFER = r"\[worker {}\] ValueError: The workers differ in {}: start all of them with the same "
 BY_RANK = "[{!r}, {!r}][rank]".format
 
@@ -112,3 +113,11 @@ def test_workers_that_cannot_go_on_end_with_a_sentence(tmp_path, change, status,
     differ = [DIFFER.format(rank, sentence) for rank in (0, 1)]
     for expected in differ if sentence.startswith("the") else [sentence]:
         assert re.search(expected, done.stderr), done.stderr
+
+
+def test_a_worker_sends_its_last_step_before_it_ends(tmp_path):
+    slow = f"mx.nd.dot({ONES(2000)}, {ONES(2000)})[:2, :2]"
+    script = TRAIN.format(**{**SAME, "data": slow, "after": "mx.nd.waitall()"})  # in worker 1
+    (tmp_path / "train.py").write_text(script)
+    done = launched(2, sys.executable, tmp_path / "train.py")
+    assert (done.returncode, done.stderr) == (0, "")
