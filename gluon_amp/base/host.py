@@ -9,7 +9,6 @@ src/operator/nn/mkldnn/mkldnn_convolution.cc of MXNet 1.9.1.
 """
 
 import ctypes
-from typing import Optional
 
 import numpy as np
 
@@ -41,15 +40,6 @@ def host_copy(array: nd.NDArray) -> np.ndarray:
     return array.asnumpy()
 
 
-def plain_address(array: nd.NDArray) -> Optional[int]:
-    """Return the address of a dense NDArray, in the plain layout from now on, once it is unused."""
-    address = ctypes.c_void_p()
-    wait_until_unused(array)
-    array.wait_to_read()
-    check_call(LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))  # reorders it in place
-    return address.value
-
-
 def host_view(array: nd.NDArray) -> np.ndarray:
     """Return a flat numpy view of a dense NDArray in host memory, once the NDArray is unused.
 
@@ -57,7 +47,11 @@ def host_view(array: nd.NDArray) -> np.ndarray:
     """
     if array.size == 0:
         return np.empty(0, array.dtype)
+    address = ctypes.c_void_p()
+    wait_until_unused(array)
+    array.wait_to_read()
+    check_call(LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
     dtype = np.dtype(array.dtype)
-    buffer = (ctypes.c_uint8 * (array.size * dtype.itemsize)).from_address(plain_address(array))
+    buffer = (ctypes.c_uint8 * (array.size * dtype.itemsize)).from_address(address.value)
     buffer.owner = array  # of the memory, which numpy's view of the buffer does not know
     return np.frombuffer(buffer, dtype)

@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 from hashlib import sha256
-from typing import Any, Dict, List
+from typing import Any, Dict, List, NoReturn
 
 import numpy as np
 
@@ -24,8 +24,9 @@ from mxnet.base import KVStoreHandle, MXNetError
 VARIABLES = ("DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_SERVER").split()
 
 MEETING = 300.0  # seconds in which scheduler, servers and workers have to meet
-PATIENCE = 60.0  # seconds that a worker which has finished waits for the others in silence
-FINISHED = f"This worker has finished, and has waited for the others for {PATIENCE:g} s."
+# What a worker says to the launcher, which sets this variable, when only the others are missing
+LAUNCHER = "GLUON_AMP_LAUNCHER"
+FINISHED = "This worker has finished, and waits for the others."
 
 # A trainer uses the keys from 0 on, `training.workers.group` those from 10**6 on.
 KEY = 10**6 - 1
@@ -36,7 +37,6 @@ SECOND = (
     "MXNet's servers cannot tell the parameters of two trainers apart: give all of them to one "
     "trainer, or use Horovod."
 )
-_leaving, _left = threading.Event(), threading.Event()
 
 
 class LostError(RuntimeError):
@@ -53,7 +53,6 @@ def connected(kvstore: Any, seconds: float = MEETING) -> Any:
         return kvstore
     if not _STORES:
         atexit.register(_leave)
-        threading.Thread(target=_say_that_it_waits, daemon=True).start()
     if isinstance(kvstore, str):
         if _STORES:
             raise UsageError(SECOND)
@@ -123,28 +122,27 @@ def check_alike(store: Any, facts: Dict[str, Any]) -> None:
             )
 
 
+def abandon(status: int) -> NoReturn:
+    """End this process without waiting for the other workers, which may wait for it."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status)
+
+
 def _leave() -> None:
     """Leave the parameter server, once all that this worker has to send was sent.
 
     When Python exits, MXNet's engine drops the exchanges of the last step that have not begun, and
     the other workers would wait for them forever.
     """
-    if hasattr(sys, "last_type"):  # an error ended the script, so others wait for it forever
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
-        os._exit(1)
-    _leaving.set()
+    if hasattr(sys, "last_type"):  # an error has ended the script
+        abandon(1)
+    if LAUNCHER in os.environ:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads it
+            print(FINISHED, flush=True)
     with contextlib.suppress(MXNetError):  # errors that nobody has read would abort the process
         nd.waitall()
     for store in _STORES:  # waits for the other workers
         check_call(LIB.MXKVStoreFree(store.handle))
         store.handle = KVStoreHandle()
-    _left.set()
-
-
-def _say_that_it_waits() -> None:
-    _leaving.wait()
-    if not _left.wait(PATIENCE):
-        with contextlib.suppress(OSError):
-            os.write(2, f"{FINISHED}\n".encode())

@@ -19,7 +19,7 @@ from typing import (
 
 from gluon_amp.base import tape
 from gluon_amp.base.array_kinds import set_to_zero, zeros_like
-from gluon_amp.base.host import plain_address
+from gluon_amp.base.host import host_view, on_cpu
 from gluon_amp.base.parameter_server import check_alike, connected
 from gluon_amp.casting import snapshots, statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
@@ -600,11 +600,12 @@ class ScaledGradients:
         config["kvstore"] = connected(config["kvstore"])
         super()._init_kvstore()
         if not self._update_on_kvstore:  # else servers would update what is exchanged
-            scale, params = self._loss_scale, self.parameters
-            fixed = isinstance(scale, DynamicLossScale) or scale.scale
+            scale = self._loss_scale
+            fixed = None if isinstance(scale, DynamicLossScale) else scale.scale
+            networks = [(p.shape, p.grad_req, p._data is None) for p in self.parameters]
             facts = {
                 "the dtypes of their parameters": self._dtypes.names,
-                "their networks": [(p.shape, p.grad_req, p._data is None) for p in params],
+                "their networks": networks,
                 "their loss scales": (type(scale), fixed),
             }
             check_alike(self._kvstore, facts)
@@ -613,8 +614,8 @@ class ScaledGradients:
         # Inference leaves a weight in oneDNN's layout, which MXNet cannot send. Its engine loses
         # that error, and the first worker that pulls the key aborts the server ("init 4 first").
         for array in statistics.arrays_of(self._params_to_init) if self._kvstore else ():
-            if array.stype == "default":
-                plain_address(array)
+            if array.stype == "default" and on_cpu(array):
+                host_view(array)  # gives it the plain layout
         super()._init_params()
 
     def _check_contexts(self):

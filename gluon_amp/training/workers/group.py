@@ -12,7 +12,7 @@ from typing import Any, Callable, ContextManager, Dict, List, NoReturn, Optional
 import numpy as np
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.base.parameter_server import MEETING, connected
+from gluon_amp.base.parameter_server import MEETING, abandon, connected
 from gluon_amp.training.workers.liveness import Liveness, connect_to_first
 from gluon_amp.training.workers.stores import FUSION, HorovodStore, OrderedStore
 from gluon_amp.training.workers.tasks import address
@@ -184,10 +184,7 @@ def leave(main: Callable[[], int]) -> NoReturn:
         status = 1
     several = os.environ.get("DMLC_ROLE") == "worker" or "HOROVOD_RANK" in os.environ
     if status in (1, 2) and several:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):
-                stream.flush()
-        os._exit(status)
+        abandon(status)
     for liveness in _LIVENESS:
         # Once all have left, MXNet waits for nothing but the scheduler.
         liveness.leave(status, GOODBYE)
