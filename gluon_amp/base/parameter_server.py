@@ -51,12 +51,12 @@ def connected(kvstore: Any, seconds: float = MEETING) -> Any:
     kinds = (str, mx.kvstore.KVStore)
     if not isinstance(kvstore, kinds) or "dist" not in getattr(kvstore, "type", kvstore):
         return kvstore
+    named = isinstance(kvstore, str)
+    if named:
+        _check_launched(kvstore)
     if not _STORES:
         atexit.register(_leave)
-    if isinstance(kvstore, str):
-        if _STORES:
-            raise UsageError(SECOND)
-        _check_launched(kvstore)
+    if named:
         kvstore = _create(kvstore, seconds)
     _STORES.setdefault(kvstore, False)
     return kvstore
@@ -65,6 +65,8 @@ def connected(kvstore: Any, seconds: float = MEETING) -> Any:
 def _check_launched(name: str) -> None:
     if not mx.runtime.Features().is_enabled("DIST_KVSTORE"):
         raise UsageError(f"kvstore {name}: this MXNet was built without a parameter server.")
+    if _STORES:
+        raise UsageError(SECOND)
     missing = [variable for variable in VARIABLES if not os.environ.get(variable)]
     if missing:
         raise UsageError(

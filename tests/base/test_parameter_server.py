@@ -17,7 +17,6 @@ MISSING = (
 def test_what_would_wait_for_ever_is_refused(stores, sentence, monkeypatch):
     monkeypatch.delenv("DMLC_ROLE", raising=False)
     monkeypatch.setattr(parameter_server, "_STORES", stores)
-    monkeypatch.setattr(parameter_server.atexit, "register", print)
     trainer = Trainer([parameter("p", [1.0])], "sgd", kvstore="dist_sync")
     with pytest.raises(ValueError, match=sentence):
         trainer.ready()
