@@ -89,12 +89,12 @@ def command(start, policy, devices, result):
     network.build = build
     workers = os.environ.get("DMLC_NUM_WORKER")
     batch = BATCH // devices // int(workers or 1)
-    log = f"{result}.log"
+    log = Path(f"{result}.log")  # of the first worker
     options = f"""--dataset digits --input-size 8 --dtype {policy} --cpus {devices} --epochs 1
         --mode {start} --batch-size {batch} --max-batches 3 --lr 0.1 --warmup-epochs 0
         --log-interval 0 --log-json {log} --kv-store {"dist_sync" if workers else "device"}"""
     status = script.run(read, options.split())
-    lines = [json.loads(line) for line in Path(log).read_text().splitlines()] if not status else []
+    lines = map(json.loads, log.read_text().splitlines() if log.exists() else ())
     Path(result).write_text(json.dumps([one["loss"] for one in lines if "loss" in one][:1]))
     return status
 
