@@ -19,6 +19,8 @@ from typing import (
 
 from gluon_amp.base import tape
 from gluon_amp.base.array_kinds import set_to_zero, zeros_like
+from gluon_amp.base.host import host_view, on_cpu
+from gluon_amp.base.parameter_server import check_alike, connected
 from gluon_amp.casting import snapshots, statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.optimizer.arrays import (
@@ -591,6 +593,29 @@ class ScaledGradients:
                 array.wait_to_read()
         if written:
             self._passes.add_write(written)
+
+    def _init_kvstore(self):
+        config = self._kvstore_params
+        config["kvstore"] = connected(config["kvstore"])
+        super()._init_kvstore()
+        if not self._update_on_kvstore:  # else servers would update what is exchanged
+            scale = self._loss_scale
+            fixed = None if isinstance(scale, DynamicLossScale) else scale.scale
+            networks = [(p.shape, p.grad_req, p._data is None) for p in self.parameters]
+            facts = {
+                "the dtypes of their parameters": self._dtypes.names,
+                "their networks": networks,
+                "their loss scales": (type(scale), fixed),
+            }
+            check_alike(self._kvstore, facts)
+
+    def _init_params(self):
+        # Inference leaves a weight in oneDNN's layout, which MXNet cannot send. Its engine loses
+        # that error, and the first worker that pulls the key aborts the server ("init 4 first").
+        for array in statistics.arrays_of(self._params_to_init) if self._kvstore else ():
+            if array.stype == "default" and on_cpu(array):
+                host_view(array)  # gives it the plain layout
+        super()._init_params()
 
     def _check_contexts(self):
         # Without parameters MXNet's result is None, on which the constructor fails.
