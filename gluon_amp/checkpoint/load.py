@@ -94,7 +94,7 @@ def load_checkpoint(
         for name in set(trained).difference(saved.trainer["states"]):
             if np.dtype(params[name].dtype) == np.float16:
                 for weight in params[name].list_data():
-                    wide = cast(weight, "float32")
+                    wide = cast(weight.as_nd_ndarray(), "float32")
                     held = masters.hold(params[name], weight, wide)
                     held[:] = nd.array(values[name][0], weight.context, "float32")
         for name, param in params.items():

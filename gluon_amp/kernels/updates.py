@@ -1,8 +1,8 @@
 """Updates, sums and overflow checks of all parameters at once, by the C++ kernels.
 
-MXNet's loops over float16 on a CPU are scalar and take up to 57 ns an element. Each function calls one operator of MXNet's engine on any number of arrays on a CPU. The operator
-reads and writes every array once and computes the same bits as MXNet's own operators for a single
-parameter. If a user has written to a float16 weight, its master is updated in the same pass, as by
+MXNet's loops over float16 are scalar and take up to 57 ns an element. Each function calls one
+operator of MXNet's engine on any number of arrays on a CPU. The operator reads and writes every
+array once and computes the same bits as MXNet's own operators for a single parameter. If a user has written to a float16 weight, its master is updated in the same pass, as by
 `sync_master`. The arrays must be `supported`.
 """
 

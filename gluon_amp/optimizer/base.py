@@ -87,13 +87,15 @@ class Slot(NamedTuple):
 
 
 def cast(array: nd.NDArray, dtype: Any, out: Optional[nd.NDArray] = None) -> nd.NDArray:
-    """Return a dense array in a dtype, as one of `mx.nd`: itself if it has it, or else `out`."""
-    array, dtypes = array.as_nd_ndarray(), (np.dtype(array.dtype), np.dtype(dtype))
+    """Return an array in a dtype, of its kind: itself if it has it, or else `out`, if given."""
+    plain, dtypes = array.as_nd_ndarray(), (np.dtype(array.dtype), np.dtype(dtype))
     if dtypes[0] == dtypes[1] and out is None:
         return array
-    if dtypes in _CASTS and updates.supported([array]):
-        return _CASTS[dtypes](array, out)
-    return array.astype(dtype) if out is None else nd.cast(array, dtype=dtypes[1].name, out=out)
+    if dtypes in _CASTS and updates.supported([plain]):
+        result = _CASTS[dtypes](plain, out)
+    else:
+        result = plain.astype(dtype) if out is None else nd.cast(plain, dtype=dtype, out=out)
+    return of_kind(result, array)
 
 
 _HALF, _SINGLE = np.dtype("float16"), np.dtype("float32")

@@ -221,7 +221,7 @@ def set_master(param: gluon.Parameter, values: nd.NDArray) -> None:
             if low and (index not in updater.states or _master(updater, index, weight) is not None):
                 adopt(param, weight, updater, index)
     for master in held_masters(param):
-        master[:] = cast(values, "float32")
+        master[:] = cast(values.as_nd_ndarray(), "float32")
 
 
 def _index_of(param) -> Optional[int]:

@@ -207,7 +207,7 @@ def averages_of(trainer: ScaledSteps) -> List[EMA]:
 
 def _wide(weight: nd.NDArray) -> nd.NDArray:
     """Return a weight as an array of `mx.nd`, in float32 if it is float16."""
-    return cast(weight, np.promote_types(weight.dtype, "float32"))
+    return cast(weight.as_nd_ndarray(), np.promote_types(weight.dtype, "float32"))
 
 
 def _first(param) -> nd.NDArray:
@@ -222,9 +222,7 @@ def _copies(param, average):
         held = [master.copy() for master in masters.held_masters(param)]
         return [array.copy() for array in param.list_data()], held
     wide = [average.copyto(context) for context in param.list_ctx()]
-    arrays = [
-        of_kind(cast(one, own.dtype), own) for one, own in zip(wide, param.list_data())
-    ]
+    arrays = [of_kind(cast(one, own.dtype), own) for one, own in zip(wide, param.list_data())]
     return arrays, wide if np.dtype(param.dtype) == np.float16 else []
 
 

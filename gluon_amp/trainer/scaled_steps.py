@@ -9,7 +9,7 @@ from typing import Callable, Dict, Iterator, List, Optional, Tuple
 import numpy as np
 
 from gluon_amp import kernels
-from gluon_amp.base.array_kinds import of_kind, set_to_zero
+from gluon_amp.base.array_kinds import set_to_zero
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.host import wait_until_unused
 from gluon_amp.base.messages import first_few
@@ -393,7 +393,7 @@ class ScaledSteps(ScaledGradients):
             if master is not None:
                 values[param.name] = master
             elif np.dtype(data.dtype) == np.float16:
-                values[param.name] = of_kind(cast(data, "float32"), data)
+                values[param.name] = cast(data, "float32")
             else:
                 values[param.name] = data
         return values

@@ -91,5 +91,5 @@ class GradientSums:
 
     def _array(self, weight: NDArray, dtype: np.dtype) -> NDArray:
         if id(weight) not in self._arrays:
-            self._arrays[id(weight)] = weight, zeros_like(cast(weight, dtype))
+            self._arrays[id(weight)] = weight, zeros_like(cast(weight.as_nd_ndarray(), dtype))
         return self._arrays[id(weight)][1]
