@@ -2,8 +2,9 @@
 
 MXNet's loops over float16 are scalar and take up to 57 ns an element. Each function calls one
 operator of MXNet's engine on any number of arrays on a CPU. The operator reads and writes every
-array once and computes the same bits as MXNet's own operators for a single parameter. If a user has written to a float16 weight, its master is updated in the same pass, as by
-`sync_master`. The arrays must be `supported`.
+array once and computes the same bits as MXNet's own operators for a single parameter. If a user has
+written to a float16 weight, its master is updated in the same pass, as by `sync_master`. The arrays
+must be `supported`.
 """
 
 import functools
