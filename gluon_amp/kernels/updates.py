@@ -8,7 +8,6 @@ must be `supported`.
 """
 
 import functools
-from itertools import chain
 from typing import Iterable, List, Optional, Sequence
 
 import numpy as np
@@ -41,42 +40,25 @@ def finite(arrays: Sequence[NDArray]) -> np.ndarray:
     return invoke("_gluon_amp_all_finite", arrays, num_arrays=str(len(arrays))).asnumpy() != 0
 
 
-def widen(array: NDArray, out: Optional[NDArray] = None) -> NDArray:
-    """Return a float16 array in float32, in `out` if there is one."""
-    return invoke("_gluon_amp_widen", [array], out)
+def cast(array: NDArray, dtype: np.dtype, out: Optional[NDArray] = None) -> NDArray:
+    """Return a float16 array in float32 or the reverse, in `out` if there is one."""
+    op = "_gluon_amp_widen" if dtype == np.float32 else "_gluon_amp_narrow"
+    return invoke(op, [array], out)
 
 
-def narrow(array: NDArray, out: Optional[NDArray] = None) -> NDArray:
-    """Return a float32 array rounded to float16, in `out` if there is one."""
-    return invoke("_gluon_amp_narrow", [array], out)
+def add_up(arrays: List[NDArray], arrays_per_sum: int, factor: float) -> None:
+    """Set the float16 arrays of each sum to it; each is multiplied by a factor before.
 
-
-def add_up(groups: Sequence[Sequence[NDArray]], factor: float) -> None:
-    """Set the float16 arrays of each group to their sum; each is multiplied by a factor before.
-
-    All groups have as many arrays. Each product and each sum is rounded, from the first array on.
+    Each product and each sum is rounded, from the first array on.
     """
-    arrays = list(chain.from_iterable(groups))
-    if arrays:
-        invoke(
-            "_gluon_amp_sum",
-            arrays,
-            num_arrays=str(len(arrays)),
-            arrays_per_sum=str(len(groups[0])),
-            factor=_bits([factor]),
-        )
+    counts = {"num_arrays": str(len(arrays)), "arrays_per_sum": str(arrays_per_sum)}
+    invoke("_gluon_amp_sum", arrays, **counts, factor=_bits([factor]))
 
 
-def sync_masters(masters: Sequence[NDArray], weights: Sequence[NDArray]) -> None:
-    """Set the elements of float32 masters that do not round to the float16 weights to these."""
-    zeros = _bits([0] * len(masters))
-    invoke(
-        "_gluon_amp_sync_masters",
-        list(chain.from_iterable(zip(masters, weights))),
-        arrays_per_weight="2",
-        **dict.fromkeys(("lrs", "wds", "decays"), zeros),
-        constants=_bits([0]),
-    )
+def sync_master(weight: NDArray, master: NDArray) -> None:
+    """Set the elements of a float32 master that do not round to the float16 weight to these."""
+    unused = dict.fromkeys(("lrs", "wds", "decays", "constants"), "0")
+    invoke("_gluon_amp_sync_masters", [master, weight], arrays_per_weight="2", **unused)
 
 
 def sgd_update(

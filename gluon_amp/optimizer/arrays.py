@@ -93,8 +93,8 @@ def doublings(arrays: Iterable) -> float:
     halves = [one for one in arrays if np.dtype(one.dtype) == np.float16]
     if not halves or not all(map(on_cpu, halves)):
         return math.inf
-    blocks = chain.from_iterable(map(_blocks, halves))
-    return 30 - max(int((one.view(np.uint16) & 0x7FFF).max()) >> 10 for one in blocks)
+    blocks = (one.view(np.uint16) & 0x7FFF for array in halves for one in _blocks(array))
+    return 30 - max((int(one.max()) >> 10 for one in blocks), default=0)
 
 
 def all_finite(arrays: Iterable) -> bool:
@@ -212,12 +212,13 @@ def add_up(groups: Sequence[Sequence[NDArray]], factor: float) -> None:
     groups = [[one.as_nd_ndarray() for one in group] for group in groups]
     with autograd.pause():
         if updates.supported(chain.from_iterable(groups)):
-            updates.add_up(groups, factor)
+            if groups:
+                updates.add_up(list(chain.from_iterable(groups)), len(groups[0]), factor)
             return
         for group in groups:  # MXNet computes in float32 much faster than in float16
             terms = [cast(one.as_in_context(group[0].context), "float32") for one in group]
             if factor != 1:
-                terms = [rounded(one * factor + 0) for one in terms]  # zeros are without a sign
+                terms = [rounded(one * factor) + 0 for one in terms]  # zeros are without a sign
             total = cast(functools.reduce(lambda a, b: rounded(a + b), terms), "float16")
             for one in group:
                 total.copyto(one)
@@ -296,7 +297,7 @@ _TINY = 1e-24
 def _host_square_sums(arrays: List) -> Iterator[float]:
     for array in arrays:
         if np.dtype(array.dtype) == np.float16 and updates.supported([array]):
-            array = updates.widen(array)  # several times as fast as numpy
+            array = cast(array, "float32")  # several times as fast as numpy
         yield sum(map(_square_sum, chunks(host_view(array), BLOCK)))
 
 

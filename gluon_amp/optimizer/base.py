@@ -91,15 +91,14 @@ def cast(array: nd.NDArray, dtype: Any, out: Optional[nd.NDArray] = None) -> nd.
     plain, dtypes = array.as_nd_ndarray(), (np.dtype(array.dtype), np.dtype(dtype))
     if dtypes[0] == dtypes[1] and out is None:
         return array
-    if dtypes in _CASTS and updates.supported([plain]):
-        result = _CASTS[dtypes](plain, out)
+    if {*dtypes} == {_HALF, _SINGLE} and updates.supported([plain]):
+        result = updates.cast(plain, dtypes[1], out)
     else:
         result = plain.astype(dtype) if out is None else nd.cast(plain, dtype=dtype, out=out)
     return of_kind(result, array)
 
 
 _HALF, _SINGLE = np.dtype("float16"), np.dtype("float32")
-_CASTS = {(_HALF, _SINGLE): updates.widen, (_SINGLE, _HALF): updates.narrow}
 
 
 def rounded(array: nd.NDArray) -> nd.NDArray:
@@ -116,7 +115,7 @@ def sync_master(weight: nd.NDArray, master: nd.NDArray) -> None:
     """Set the elements of a master, in place, that do not round to the weight to the weight's."""
     weight, master = weight.as_nd_ndarray(), master.as_nd_ndarray()
     if updates.supported([weight, master]):
-        updates.sync_masters([master], [weight])
+        updates.sync_master(weight, master)
         return
     wide = cast(weight, "float32")  # MXNet compares float32 much faster than float16
     nd.where(rounded(master) == wide, master, wide, out=master)

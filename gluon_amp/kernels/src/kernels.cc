@@ -143,7 +143,7 @@ void sum_half(half_bits* const* arrays, size_t count, int64_t first, int64_t end
   each(first, end, [=](auto v, int64_t i) {
     const auto term = [=](size_t k) {
       const auto x = v.load(arrays[k] + i);
-      return factor == 1 ? x : (v.all(0) + v.all(factor) * x).rounded();  // 0 is without a sign
+      return factor == 1 ? x : (v.all(factor) * x).rounded() + v.all(0);  // 0 is without a sign
     };
     auto total = term(0);
     for (size_t k = 1; k < count; ++k) total = (total + term(k)).rounded();
