@@ -185,7 +185,7 @@ class ScaledGradients:
 
         The first pass is replayed with head gradients of zero, to find a loss that ignores them.
         While the scale is searching (see `DynamicLossScale`), an overflowing pass is replayed at
-        lower scales before this method returns, about seven times, and repeated at the scale that
+        lower scales before this method returns, a few times, and repeated at the scale that
         is found. `step` then makes the update, and its report says `retried`. Dropout masks are the
         same. Where a pass cannot be repeated (see `DynamicLossScale`), that step is skipped.
 
