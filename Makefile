@@ -9,7 +9,7 @@ EXTRAS ?= cpu,gluoncv,data
 TOOLS := pretrained,results,docs,test,notebooks,tensorboard,export
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup train test test-all lint weights format zoo benchmark input results ablation edge floor \
+.PHONY: help setup train test test-all workers lint weights format zoo benchmark input results ablation edge floor \
   photographs yardstick wire clients onnx operators handover horovod notebooks matrix asan docs clean
 .DEFAULT_GOAL := help
 
@@ -46,8 +46,8 @@ train: $(VENV)/.train $(VENV)/.kernels ## train in float16 (ARGS='--num-epochs 2
 
 # Two processes with one thread each; the tests of a file share what they prepare. Without ARGS, those
 # that depend on the CPU run again as on one without AVX512_BF16 and on one without AVX512, if it has them.
-test test-all: export OMP_NUM_THREADS = 1
-test test-all: PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+test test-all workers: export OMP_NUM_THREADS = 1
+test test-all workers: PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 test: QUICK = and not slow
 test: setup ## run the tests but those marked slow (ARGS='-k name' appends options)
 	$(PYTEST) -m "not slow" $(ARGS)
@@ -56,6 +56,9 @@ test: setup ## run the tests but those marked slow (ARGS='-k name' appends optio
 test-all: setup ## run all tests, those marked slow too (ARGS='-k name' appends options)
 	$(PYTEST) $(ARGS)
 	$(REPEAT)
+
+workers: setup ## train as several workers and devices in every dtype (a few minutes)
+	$(PYTEST) tests/training/workers/test_several.py $(ARGS)
 
 REPEAT = $(if $(ARGS),,for kind in `$(BIN)/python -m tests.cpu_kinds`; do \
 	DNNL_MAX_CPU_ISA=$$kind $(PYTEST) -m "cpu_kind $(QUICK)" || exit 1; done)

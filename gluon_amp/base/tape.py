@@ -21,6 +21,7 @@ from mxnet.base import NDArrayHandle, SymbolHandle
 
 # Bytes from the beginning of an object to a member
 _OPERATOR, _NAME, _PARSED, _INPUTS, _INFO = 0, 8, 64, 120, 168  # of `nnvm::Node`
+_ADDS = 3  # of `OpReqType`
 _NODE = 24  # from one `nnvm::NodeEntry` of a vector to the next; each begins with its node
 _GRAD_REQ, _ARRAYS, _GRADIENTS = 8, 32, 56  # of `Imperative::AGInfo`
 _OFFSET = 64  # of `NDArray`, in the memory to which its first member points
@@ -39,6 +40,7 @@ class _Places(NamedTuple):
     operators: Set[str]
     arrays: Dict[str, int]  # of the variables
     gradients: Dict[str, int]
+    added: Set[str]  # the names of those that are added to what is there
     graphs: Dict[str, int]  # of the hybridized blocks
 
 
@@ -54,6 +56,8 @@ class Tape:
         Those that the backward pass does not read are left out.
     gradients : list of NDArray
         The gradients that the backward pass writes, whoever owns them.
+    added : list of NDArray
+        Those of them that it adds to what is there (`grad_req="add"`).
     """
 
     def __init__(self, symbols: Sequence[mx.sym.Symbol]) -> None:
@@ -64,6 +68,7 @@ class Tape:
         written = [places.arrays[name] for name in self._states if name in places.arrays]
         self.written = list(map(_array, written))
         self.gradients = list(map(_array, places.gradients.values()))
+        self.added = [_array(places.gradients[name]) for name in places.added]
 
     def reads(self, array: nd.NDArray) -> bool:
         """Return whether an operator has read an array."""
@@ -130,7 +135,7 @@ def _name(array: nd.NDArray) -> Optional[str]:
 
 
 def _places(symbols: Iterable[mx.sym.Symbol], word: Reader) -> _Places:
-    places, seen = _Places(set(), set(), {}, {}, {}), set()
+    places, seen = _Places(set(), set(), {}, {}, set(), {}), set()
     pending = [node for one in symbols for node in _nodes(one.handle.value, word)]
     while pending:
         node = pending.pop()
@@ -150,8 +155,11 @@ def _places(symbols: Iterable[mx.sym.Symbol], word: Reader) -> _Places:
             array, gradient = word(info + _ARRAYS), word(info + _GRADIENTS)
             if word(array):  # MXNet keeps no memory that the backward pass does not need
                 places.arrays[name] = array
-            if gradient and word(info + _GRAD_REQ) & 0xFFFFFFFF:
+            request = word(info + _GRAD_REQ) & 0xFFFFFFFF
+            if gradient and request:
                 places.gradients[name] = gradient
+                if request == _ADDS:
+                    places.added.add(name)
     return places
 
 
@@ -202,7 +210,7 @@ def _readable() -> bool:
     body = mx.sym.BatchNorm(mx.sym.exp(mx.sym.exp(x)), name="norm")
     data, *own = arrays = [nd.ones(shape) for shape in ((2, 3), (3,), (3,), (3,), (3,))]
     marked, gradients, part = own[:2], [nd.zeros((3,)), nd.zeros((3,))], data[1]
-    autograd.mark_variables(marked, gradients)
+    autograd.mark_variables(marked, gradients, ["write", "add"])
     with autograd.record():
         out = nd.CachedOp(body)(*arrays) * 2
     symbol = autograd.get_symbol(out)
@@ -224,6 +232,7 @@ def _readable() -> bool:
                 and all(word(found.arrays[n]) == word(a.handle.value) for n, a in zip(names, own))
                 and {name: word(at) for name, at in found.gradients.items()}
                 == {n: word(g.handle.value) for n, g in zip(names, gradients)}
+                and found.added == {names[1]}
                 and [word(one.handle.value + _OFFSET) for one in (data, part)] == [0, 12]
             )
     except (KeyError, OSError, OverflowError, UnicodeDecodeError, ValueError):  # no such place

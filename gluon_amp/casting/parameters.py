@@ -16,6 +16,7 @@ from gluon_amp.base.host import host_copy, wait_until_unused
 from gluon_amp.casting.classes import Mixin, cast_class, stock_class
 from gluon_amp.casting.sharing import declared_dtype, is_read_by_stock_block
 from gluon_amp.casting.stale_trainer import guard
+from gluon_amp.optimizer.base import cast
 from gluon_amp.optimizer.masters import hold, master_of, release, set_master
 
 import mxnet as mx
@@ -50,7 +51,7 @@ class CastParameter(Mixin):
         with autograd.pause():
             master = master_of(self) if dtype_of(self) == "float16" else None
             saved = super()._reduce() if master is None else master.copyto(mx.cpu())
-            return of_user_kind(saved.astype("float32") if dtype_of(self) == "float16" else saved)
+            return of_user_kind(cast(saved, "float32") if dtype_of(self) == "float16" else saved)
 
     def _load_init(self, data, ctx, cast_dtype=True, dtype_source="current"):
         """Set the parameter and its masters to loaded values of any dtype.

@@ -12,6 +12,7 @@ from gluon_amp.base.shapes import shape_fits
 from gluon_amp.checkpoint.contents import Saved, parameters_of, policies_of, read, trained_names
 from gluon_amp.checkpoint.names import newest
 from gluon_amp.optimizer import masters
+from gluon_amp.optimizer.base import cast
 from gluon_amp.policy import PRESETS, STRING_KEYS
 from gluon_amp.trainer import states
 from gluon_amp.trainer.ema import averages_of
@@ -93,7 +94,7 @@ def load_checkpoint(
         for name in set(trained).difference(saved.trainer["states"]):
             if np.dtype(params[name].dtype) == np.float16:
                 for weight in params[name].list_data():
-                    wide = weight.as_nd_ndarray().astype("float32")
+                    wide = cast(weight.as_nd_ndarray(), "float32")
                     held = masters.hold(params[name], weight, wide)
                     held[:] = nd.array(values[name][0], weight.context, "float32")
         for name, param in params.items():

@@ -22,6 +22,7 @@ from gluon_amp.inspection.graph_search import FLOATS, CallGraph, Input, Tensor
 from gluon_amp.inspection.operators import contains_cast, graph_of
 from gluon_amp.inspection.replay import Call
 from gluon_amp.optimizer.arrays import dense_part
+from gluon_amp.optimizer.base import cast
 from gluon_amp.policy import op_table
 
 from mxnet import gluon, nd
@@ -65,8 +66,10 @@ def weight_gradients(
         if parameter.grad_req == "null" or not arrays_of([parameter]):
             continue
         gradients = parameter.list_grad()
-        # Rows that a row_sparse gradient does not hold are zeros.
-        values = np.concatenate([dense_part(array).asnumpy().ravel() for array in gradients])
+        # Rows that a row_sparse gradient does not hold are zeros. numpy is slow with float16.
+        parts = map(dense_part, gradients)
+        wide = (cast(array, np.promote_types(array.dtype, "float32")) for array in parts)
+        values = np.concatenate([array.asnumpy().ravel() for array in wide])
         size = sum(int(np.prod(array.shape)) for array in gradients)
         float16 = parameter.name in computed_in_float16 or dtype_of(parameter) == "float16"
         layer, tensor = places.get(parameter.name, ("", parameter.name))

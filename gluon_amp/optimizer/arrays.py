@@ -7,17 +7,18 @@ arrays in one pass, at the speed of memory. Without the kernel numpy does, at ha
 (docs/benchmarks/overflow_check.md).
 """
 
+import functools
 import math
 from collections import defaultdict
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, Callable, Iterable, Iterator, List, Optional
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence
 
 import numpy as np
 
 from gluon_amp.base.host import host_view, on_cpu
 from gluon_amp.kernels import updates
-from gluon_amp.optimizer.base import add_multiples, chunks, sum_squares
+from gluon_amp.optimizer.base import add_multiples, cast, chunks, rounded, sum_squares
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -70,7 +71,30 @@ def head_gradients(losses: Iterable[NDArray], scale: float) -> List[NDArray]:
 
 def all_zero(arrays: Iterable) -> bool:
     """Return whether no element is above or below zero, where NaN is neither."""
-    return not any((np.abs(dense_part(one).asnumpy()) > 0).any() for one in arrays)
+    return not any(map(_has_number, chain.from_iterable(map(_blocks, arrays))))
+
+
+def _blocks(array) -> Iterator[np.ndarray]:
+    array = dense_part(array)
+    return chunks(host_view(array) if on_cpu(array) else array.asnumpy().ravel(), BLOCK)
+
+
+def _has_number(values: np.ndarray) -> bool:
+    # numpy's loops over float16 are as slow as MXNet's, so zeros are seen by their bits.
+    bits = values.view(_BITS[values.dtype][2])
+    return bool((bits << 1).any() and (np.abs(values) > 0).any())
+
+
+def doublings(arrays: Iterable) -> float:
+    """Return how often finite float16 arrays on CPUs can be doubled, which is infinite for others.
+
+    It is approximate for subnormal numbers.
+    """
+    halves = [one for one in arrays if np.dtype(one.dtype) == np.float16]
+    if not halves or not all(map(on_cpu, halves)):
+        return math.inf
+    blocks = (one.view(np.uint16) & 0x7FFF for array in halves for one in _blocks(array))
+    return 30 - max((int(one.max()) >> 10 for one in blocks), default=0)
 
 
 def all_finite(arrays: Iterable) -> bool:
@@ -154,7 +178,7 @@ def add_scaled(
         return
     with autograd.pause():
         for positions, group in _grouped(arrays):
-            wide = [others[k].astype(arrays[k].dtype, copy=False) for k in positions]
+            wide = [cast(others[k], arrays[k].dtype) for k in positions]
             add_multiples(group, wide, factor, out=group, wd=wd)
 
 
@@ -171,10 +195,33 @@ def multiply(arrays: Iterable, power_of_two: float) -> None:
             array *= power_of_two
     with autograd.pause():
         for _, group in _grouped(dense):
+            if on_cpu(group[0]) and np.dtype(group[0].dtype) == np.float16:
+                add_up([[array] for array in group], power_of_two)
+                continue
             longest = max(array.size for array in group)
             zeros = nd.zeros((longest,), ctx=group[0].context, dtype=group[0].dtype)
             nothing = [zeros[: array.size].reshape(array.shape) for array in group]
             add_multiples(nothing, group, power_of_two, out=group)
+
+
+def add_up(groups: Sequence[Sequence[NDArray]], factor: float) -> None:
+    """Set the float16 arrays of each group, on CPUs, to their sum, rounded as MXNet rounds it.
+
+    Each is multiplied by a power of two before.
+    """
+    groups = [[one.as_nd_ndarray() for one in group] for group in groups]
+    with autograd.pause():
+        if updates.supported(chain.from_iterable(groups)):
+            if groups:
+                updates.add_up(list(chain.from_iterable(groups)), len(groups[0]), factor)
+            return
+        for group in groups:  # MXNet computes in float32 much faster than in float16
+            terms = [cast(one.as_in_context(group[0].context), "float32") for one in group]
+            if factor != 1:
+                terms = [rounded(one * factor) + 0 for one in terms]  # zeros are without a sign
+            total = cast(functools.reduce(lambda a, b: rounded(a + b), terms), "float16")
+            for one in group:
+                total.copyto(one)
 
 
 def _grouped(arrays):
@@ -250,7 +297,7 @@ _TINY = 1e-24
 def _host_square_sums(arrays: List) -> Iterator[float]:
     for array in arrays:
         if np.dtype(array.dtype) == np.float16 and updates.supported([array]):
-            array = updates.widen(array)  # several times as fast as numpy
+            array = cast(array, "float32")  # several times as fast as numpy
         yield sum(map(_square_sum, chunks(host_view(array), BLOCK)))
 
 

@@ -13,6 +13,7 @@ import numpy as np
 from gluon_amp import kernels
 from gluon_amp.base.array_kinds import of_kind
 from gluon_amp.base.host import on_cpu
+from gluon_amp.kernels import updates
 
 import mxnet as mx
 from mxnet import nd
@@ -77,7 +78,7 @@ class Slot(NamedTuple):
     @property
     def grad_like_target(self) -> nd.NDArray:
         """The gradient in the target's dtype."""
-        return self.grad.astype(self.target.dtype, copy=False)
+        return cast(self.grad, self.target.dtype)
 
     def set_weight(self) -> None:
         """Set the weight to its rounded master, after an update of `target`."""
@@ -85,16 +86,39 @@ class Slot(NamedTuple):
             round_master(self.master, self.weight)
 
 
+def cast(array: nd.NDArray, dtype: Any, out: Optional[nd.NDArray] = None) -> nd.NDArray:
+    """Return an array in a dtype, of its kind: itself if it has it, or else `out`, if given."""
+    plain, dtypes = array.as_nd_ndarray(), (np.dtype(array.dtype), np.dtype(dtype))
+    if dtypes[0] == dtypes[1] and out is None:
+        return array
+    if {*dtypes} == {_HALF, _SINGLE} and updates.supported([plain]):
+        result = updates.cast(plain, dtypes[1], out)
+    else:
+        result = plain.astype(dtype) if out is None else nd.cast(plain, dtype=dtype, out=out)
+    return of_kind(result, array)
+
+
+_HALF, _SINGLE = np.dtype("float16"), np.dtype("float32")
+
+
+def rounded(array: nd.NDArray) -> nd.NDArray:
+    """Return a float32 array rounded to float16, in float32."""
+    return cast(cast(array, "float16"), "float32")
+
+
 def round_master(master: nd.NDArray, weight: nd.NDArray) -> None:
     """Set a float16 weight, in place, to its rounded master."""
-    nd.cast(master.as_nd_ndarray(), dtype="float16", out=weight.as_nd_ndarray())
+    cast(master, "float16", out=weight.as_nd_ndarray())
 
 
 def sync_master(weight: nd.NDArray, master: nd.NDArray) -> None:
     """Set the elements of a master, in place, that do not round to the weight to the weight's."""
     weight, master = weight.as_nd_ndarray(), master.as_nd_ndarray()
-    same = nd.cast(master, dtype="float16") == weight
-    nd.where(same.astype("float32"), master, weight.astype("float32"), out=master)
+    if updates.supported([weight, master]):
+        updates.sync_master(weight, master)
+        return
+    wide = cast(weight, "float32")  # MXNet compares float32 much faster than float16
+    nd.where(rounded(master) == wide, master, wide, out=master)
 
 
 class MasterOptimizer(mx.optimizer.Optimizer):
@@ -159,7 +183,7 @@ class MasterOptimizer(mx.optimizer.Optimizer):
                 f"{type(self).__name__} got a float16 weight with multi_precision=False, which "
                 "would lose every small update: leave multi_precision on."
             )
-        master = dense(weight).astype("float32")
+        master = cast(dense(weight), "float32")
         return (master, *self.create_state(index, master))
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:

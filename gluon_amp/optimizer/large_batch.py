@@ -8,6 +8,7 @@ from gluon_amp.optimizer.base import (
     SGD_LIMIT,
     ExactFloat,
     MasterOptimizer,
+    cast,
     chunks,
     dense,
     gradients_like_targets,
@@ -146,7 +147,7 @@ class LARS(SGD):
         grads = [dense(slot.grad) for slot in slots]
         if on_cpu(grads[0]):
             # on a CPU `multi_sum_sq` accumulates in the gradient's dtype, and float16 overflows
-            grads = [grad.astype("float32", copy=False) for grad in grads]
+            grads = [cast(grad, "float32") for grad in grads]
         nd.multi_lars(
             lrs,
             _square_sums(targets),

@@ -18,7 +18,7 @@ import numpy as np
 
 from gluon_amp.base.array_kinds import of_kind
 from gluon_amp.base.writes import version
-from gluon_amp.optimizer.base import MasterOptimizer, sync_master
+from gluon_amp.optimizer.base import MasterOptimizer, cast, rounded, sync_master
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -136,8 +136,7 @@ def _replaced(state, positions, item) -> Any:
 def widen(weight: nd.NDArray, master: nd.NDArray) -> None:
     """Set a float32 weight, in place, to its master wherever both round to the same float16."""
     weight, master = weight.as_nd_ndarray(), master.as_nd_ndarray()
-    same = nd.cast(master, dtype="float16") == nd.cast(weight, dtype="float16")
-    nd.where(same.astype("float32"), master, weight, out=weight)
+    nd.where(rounded(master) == rounded(weight), master, weight, out=weight)
 
 
 def master_of(param: gluon.Parameter) -> Optional[nd.NDArray]:
@@ -222,7 +221,7 @@ def set_master(param: gluon.Parameter, values: nd.NDArray) -> None:
             if low and (index not in updater.states or _master(updater, index, weight) is not None):
                 adopt(param, weight, updater, index)
     for master in held_masters(param):
-        master[:] = values.as_nd_ndarray().astype("float32")
+        master[:] = cast(values.as_nd_ndarray(), "float32")
 
 
 def _index_of(param) -> Optional[int]:

@@ -15,6 +15,7 @@ import numpy as np
 from gluon_amp import graph
 from gluon_amp.base.messages import did_you_mean
 from gluon_amp.base.mxnet_internals import create_kvstore
+from gluon_amp.base.parameter_server import connected
 from gluon_amp.casting import statistics
 from gluon_amp.lowering import check_device, delayed_scaling
 from gluon_amp.optimizer import create, masters
@@ -369,7 +370,7 @@ class Module(mx.mod.Module):
             return
         if self._params_dirty:
             self._sync_params_from_devices()
-        kvstore, _ = create_kvstore(kvstore, len(self._context), self._arg_params)
+        kvstore, _ = create_kvstore(connected(kvstore), len(self._context), self._arg_params)
         workers = 1 if kvstore is None else kvstore.num_workers
         rescale_grad = 1.0 / (self._exec_group.batch_size * workers)
         names = dict(enumerate(self._param_names))

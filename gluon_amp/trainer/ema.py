@@ -19,6 +19,7 @@ from gluon_amp.base.messages import first_few
 from gluon_amp.casting.parameters import cast_parameter
 from gluon_amp.optimizer import masters
 from gluon_amp.optimizer.arrays import add_scaled
+from gluon_amp.optimizer.base import cast
 from gluon_amp.trainer import guards
 from gluon_amp.trainer.report import StepReport
 from gluon_amp.trainer.scaled_steps import ScaledSteps, check_scaled
@@ -206,8 +207,7 @@ def averages_of(trainer: ScaledSteps) -> List[EMA]:
 
 def _wide(weight: nd.NDArray) -> nd.NDArray:
     """Return a weight as an array of `mx.nd`, in float32 if it is float16."""
-    weight = weight.as_nd_ndarray()
-    return weight.astype("float32") if np.dtype(weight.dtype) == np.float16 else weight
+    return cast(weight.as_nd_ndarray(), np.promote_types(weight.dtype, "float32"))
 
 
 def _first(param) -> nd.NDArray:
@@ -222,9 +222,7 @@ def _copies(param, average):
         held = [master.copy() for master in masters.held_masters(param)]
         return [array.copy() for array in param.list_data()], held
     wide = [average.copyto(context) for context in param.list_ctx()]
-    arrays = [
-        of_kind(one.astype(own.dtype, copy=False), own) for one, own in zip(wide, param.list_data())
-    ]
+    arrays = [of_kind(cast(one, own.dtype), own) for one, own in zip(wide, param.list_data())]
     return arrays, wide if np.dtype(param.dtype) == np.float16 else []
 
 

@@ -14,7 +14,7 @@ from typing import Callable, Iterable, Iterator, List, Optional, Tuple
 
 from gluon_amp.base.array_kinds import set_to_zero
 from gluon_amp.base.tape import Tape, memory_of
-from gluon_amp.optimizer.arrays import all_finite, all_zero, head_gradients, restored
+from gluon_amp.optimizer.arrays import all_finite, all_zero, doublings, head_gradients, multiply
 from gluon_amp.policy.runs_once import find_runs_once, is_measured
 from gluon_amp.trainer.passes import clear_fresh, mark_fresh
 
@@ -32,19 +32,24 @@ IGNORED_HEADS = (
 )
 
 
-def largest_power(low: float, high: float, fits: Fits) -> Optional[float]:
+def largest_power(
+    low: float, high: float, fits: Fits, doublings: Callable[[], float] = lambda: math.inf
+) -> Optional[float]:
     """Return the largest power of two from `low` to `high` that fits; None if there is none.
 
-    A number that fits has to fit together with all below it.
+    A number that fits has to fit together with all below it. `doublings` returns how often the last
+    one that fits can be doubled at most, if that is known: there it probably fits, too.
     """
     first, last = int(math.log2(low)), int(math.log2(high))
     below, above = first - 1, last + 1
+    middle = (below + above) // 2
     while above - below > 1:
-        middle = (below + above) // 2
-        if fits(2.0**middle):
-            below = middle
-        else:
-            above = middle
+        fitted = fits(2.0**middle)
+        below, above = (middle, above) if fitted else (below, middle)
+        more = doublings() if fitted else math.inf
+        if more == 0:
+            break
+        middle = int(middle + more) if middle + more < above else (below + above) // 2
     return None if below < first else 2.0**below
 
 
@@ -86,9 +91,11 @@ class KeptPass:
         gradients = tape.gradients if tape else own.values()
         self.written = [own.get(memory_of(one), one) for one in gradients]
         self.why_not, self._replays = _judge(tape, weights)
-        # What the pass may add to; MXNet does not show which gradients are added
+        added = set(map(memory_of, tape.added)) if tape else set()
+        self._added = [one for one in self.written if memory_of(one) in added]
         repeats = may_repeat and not self.why_not
-        self._before = [one.copy() for one in self.written] if repeats else []
+        self._before = [one.copy() for one in self._added] if repeats else []
+        self._results: List[NDArray] = []  # what the pass wrote, while replays are in its place
 
     def reached(self) -> List[NDArray]:
         """Return the trainer's gradients that the pass has written."""
@@ -99,34 +106,47 @@ class KeptPass:
     ) -> bool:
         """Return whether a condition holds for gradients of the pass at a scale.
 
-        All buffers are restored, as other trainers and users may need what the pass wrote there.
-        Raise `MXNetError` for a pass that cannot be replayed.
+        `restore` ends the replays. Raise `MXNetError` for a pass that cannot be replayed.
         """
         if not self._replays:
             raise MXNetError(self.why_not)
         if not gradients:
             return True
-        with restored(self.written):
-            set_to_zero(self.written)  # for grad_req="add"
-            self._run(scale)
-            return condition(gradients)
+        if not self._results:
+            self._results = [one.copy() for one in self.written]
+            set_to_zero(self.written)
+        set_to_zero(self._added)
+        self._run(scale)
+        return condition(gradients)
 
-    def search(self, low: float, high: float) -> Optional[float]:
+    def restore(self) -> None:
+        """Restore all buffers: other trainers and users may need what the pass wrote there."""
+        for gradient, result in zip(self.written, self._results):
+            result.copyto(gradient)
+        self._results = []
+
+    def search(self, low: float, high: float, tried: float) -> Optional[float]:
         """Return the largest scale from `low` to `high` at which the pass fits; 0 if none does.
 
-        Most passes after the first one of a step fit at `high`, so it is tried first. Gradients
-        that the trainer does not own count too, unless they fit nowhere. Return None if that is not
-        known, as the pass cannot be replayed, or replays of it have other gradients.
+        Most passes after the first one of a step fit at `high`, so it is tried first, unless the
+        pass itself overflowed there: `tried` is its scale. Gradients that the trainer does not own
+        count too, unless they fit nowhere. Return None if that is not known, as the pass cannot be
+        replayed, or replays of it have other gradients.
         """
         if not high:
             return 0.0  # an earlier pass of the step fits nowhere
         written, own = self.written, self.reached()
+        overflowed = tried == high and not self._added and not all_finite(self._results or written)
         for gradients in (written, own) if len(own) < len(written) else (own,):
             fits = functools.partial(self.holds, condition=all_finite, gradients=gradients)
             try:
-                found = high if fits(high) else largest_power(low, high / 2, fits)
+                if not overflowed and fits(high):
+                    return high
+                more = functools.partial(doublings, gradients)
+                found = largest_power(low, high / 2, fits, more)
             except MXNetError:  # that of a loop, too, which MXNet runs backward only once
                 return None
+            overflowed = False
             if found:
                 return found
         return None if self.why_not else 0.0
@@ -136,8 +156,9 @@ class KeptPass:
 
         Buffers get what they held before the first one, times a factor, where gradients are added.
         """
-        for gradient, before in zip(self.written, self._before):
-            before *= factor
+        if factor != 1:
+            multiply(self._before, factor)
+        for gradient, before in zip(self._added, self._before):
             before.copyto(gradient)
         self._run(scale)
 
@@ -169,10 +190,13 @@ def replays(
     losses = [one.as_nd_ndarray() for one in losses]
     contexts = {one.context for one in losses}
     weights = [weight for weight in weights if weight.context in contexts]
+    kept = KeptPass(tape, weights, run, may_repeat)
     marked = clear_fresh(weights)
     try:
-        yield KeptPass(tape, weights, run, may_repeat)
+        yield kept
     finally:
+        with autograd.pause():  # users may call backward() while recording
+            kept.restore()
         mark_fresh(marked)
     if not retain_graph:
         free_graph(losses)

@@ -1,13 +1,19 @@
 """Sums of gradients over devices and workers: who adds them up, and how many.
 
-MXNet's kvstore does, or a class with a reduction of its own, such as Horovod's trainer.
+MXNet's kvstore does, or a class with a reduction of its own, such as Horovod's trainer. The kvstore
+adds float16 on CPUs in a scalar loop, so `allreduce` adds these gradients up itself.
 """
 
 import math
-from typing import Iterable
+from typing import Iterable, List
 
 import numpy as np
 
+from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.base.host import on_cpu
+from gluon_amp.optimizer.arrays import add_up
+
+import mxnet as mx
 from mxnet import gluon
 from mxnet.ndarray import NDArray
 
@@ -25,6 +31,58 @@ def exchanges(trainer: gluon.Trainer) -> bool:
 def crosses_workers(trainer: gluon.Trainer) -> bool:
     """Return whether a reduction may exchange gradients with other workers."""
     return has_own(trainer) or bool(trainer._kvstore and trainer._kvstore.num_workers > 1)
+
+
+def added_here(trainer: gluon.Trainer) -> List[gluon.Parameter]:
+    """Return the parameters whose gradients `allreduce` adds up: float16, on this process's CPUs.
+
+    The bits are those of the kvstore. One that is not of the kind "device" adds more than two
+    gradients in another order, so it keeps them.
+    """
+    store, trained = trainer._kvstore, _trained(trainer)
+    if has_own(trainer) or type(store) is not mx.kvstore.KVStore or crosses_workers(trainer):
+        return []
+    in_order = len(trainer.contexts) == 2 or "device" in store.type
+    dense = all(grad.stype == "default" for param in trained for grad in param.list_grad())
+    if trainer._compression_params or not in_order or not dense:
+        return []
+    return [p for p in trained if all(map(_is_float16_on_cpu, p.list_grad()))]
+
+
+def _trained(trainer):
+    return [p for p in trainer._params if p.grad_req != "null" and p._data is not None]
+
+
+def _is_float16_on_cpu(array) -> bool:
+    return on_cpu(array) and np.dtype(array.dtype) == np.float16
+
+
+def allreduce(trainer: gluon.Trainer, divisor: float) -> None:
+    """Reduce the gradients; divide those of `added_here` first, as the others are already."""
+    here = added_here(trainer)
+    if not here:
+        trainer._allreduce_grads()
+        return
+    add_up([param.list_grad() for param in here], 1 / divisor)
+    others = set(_trained(trainer)).difference(here)
+    for index, param in enumerate(trainer._params):
+        if param in others:
+            trainer._kvstore.pushpull(index, param.list_grad(), priority=-index)
+
+
+def prepare_servers(trainer: gluon.Trainer) -> None:
+    """Make the servers, if there are any, add float16 gradients in float32, before any key is set.
+
+    Their loop over float16 is scalar, too. The sum is rounded to float16 once. Float64 would be
+    added in float32 as well.
+    """
+    store, dtypes = trainer._kvstore, {dtype_name(param.dtype) for param in trainer._params}
+    distributed = type(store) is mx.kvstore.KVStore and store.type.startswith("dist")
+    if distributed and store.rank == 0 and "float16" in dtypes <= {"float16", "float32"}:
+        store._send_command_to_servers(_SET_MULTI_PRECISION, "")
+
+
+_SET_MULTI_PRECISION = 1  # of `CommandType` (src/kvstore/kvstore_dist_server.h)
 
 
 def divisor(trainer: gluon.Trainer, gradients: Iterable[NDArray]) -> float:

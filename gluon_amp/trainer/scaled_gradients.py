@@ -19,6 +19,8 @@ from typing import (
 
 from gluon_amp.base import tape
 from gluon_amp.base.array_kinds import set_to_zero, zeros_like
+from gluon_amp.base.host import host_view, on_cpu
+from gluon_amp.base.parameter_server import check_alike, connected
 from gluon_amp.casting import snapshots, statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.optimizer.arrays import (
@@ -185,7 +187,7 @@ class ScaledGradients:
 
         The first pass is replayed with head gradients of zero, to find a loss that ignores them.
         While the scale is searching (see `DynamicLossScale`), an overflowing pass is replayed at
-        lower scales before this method returns, about seven times, and repeated at the scale that
+        lower scales before this method returns, a few times, and repeated at the scale that
         is found. `step` then makes the update, and its report says `retried`. Dropout masks are the
         same. Where a pass cannot be repeated (see `DynamicLossScale`), that step is skipped.
 
@@ -320,7 +322,7 @@ class ScaledGradients:
                     # Only a lower scale than that of the earlier passes is of interest.
                     high = min(one for one in (made.scale, made.fitting) if one is not None)
                     low = self._loss_scale.min_scale
-                    fitting = made.scale if fits else kept.search(low, high)
+                    fitting = made.scale if fits else kept.search(low, high, made.scale)
                 why_not = kept.why_not or (BESIDE_OTHERS if made.beside_others else "")
                 if fitting and not fits and not why_not:
                     retried_at = self._repeat(kept, made, fitting)
@@ -371,7 +373,9 @@ class ScaledGradients:
         if lower >= made.scale:
             return None
         factor = lower / made.scale if made.losses else 1.0  # what a user adds to has no scale
-        multiply(self.gradients(), factor)  # those that the pass writes are set by `repeat`
+        kept.restore()
+        if factor != 1:
+            multiply(self.gradients(), factor)  # those that the pass adds to are set by `repeat`
         kept.repeat(lower, factor)
         logger.info(
             "Backward pass repeated: gradients overflowed at loss scale %g and fit at %g.",
@@ -482,7 +486,8 @@ class ScaledGradients:
         self.ready()
         divisor = reduction.divisor(self, self.gradients()) if self.scaling else 1.0
         if divisor != 1:
-            multiply(self.gradients(), 1 / divisor)
+            others = set(self._trained()).difference(reduction.added_here(self))
+            multiply((grad for param in others for grad in param.list_grad()), 1 / divisor)
         self._reduce(divisor)
 
     def _reduce(self, divisor: float = 1.0) -> None:
@@ -493,7 +498,7 @@ class ScaledGradients:
         else:
             if current.searching and reduction.crosses_workers(self):
                 self._agree_on_scale(current)
-            self._allreduce_grads()
+            reduction.allreduce(self, divisor)
         if reduction.exchanges(self):
             divisor *= self._gradients.divisor
             self.mark_gradients(reduced=True, divisor=divisor)
@@ -583,6 +588,7 @@ class ScaledGradients:
         written = snapshots.take(statistics.arrays_of(self.statistics)) if self.scaling else ()
         if not self._kv_initialized:
             self._init_kvstore()
+            reduction.prepare_servers(self)
         if self._params_to_init:
             self._init_params()
             # Workers pull their first weights from the servers. MXNet may push gradients before
@@ -591,6 +597,29 @@ class ScaledGradients:
                 array.wait_to_read()
         if written:
             self._passes.add_write(written)
+
+    def _init_kvstore(self):
+        config = self._kvstore_params
+        config["kvstore"] = connected(config["kvstore"])
+        super()._init_kvstore()
+        if not self._update_on_kvstore:  # else servers would update what is exchanged
+            scale = self._loss_scale
+            fixed = None if isinstance(scale, DynamicLossScale) else scale.scale
+            networks = [(p.shape, p.grad_req, p._data is None) for p in self.parameters]
+            facts = {
+                "the dtypes of their parameters": self._dtypes.names,
+                "their networks": networks,
+                "their loss scales": (type(scale), fixed),
+            }
+            check_alike(self._kvstore, facts)
+
+    def _init_params(self):
+        # Inference leaves a weight in oneDNN's layout, which MXNet cannot send. Its engine loses
+        # that error, and the first worker that pulls the key aborts the server ("init 4 first").
+        for array in statistics.arrays_of(self._params_to_init) if self._kvstore else ():
+            if array.stype == "default" and on_cpu(array):
+                host_view(array)  # gives it the plain layout
+        super()._init_params()
 
     def _check_contexts(self):
         # Without parameters MXNet's result is None, on which the constructor fails.

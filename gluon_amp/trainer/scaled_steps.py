@@ -19,7 +19,7 @@ from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.lowering import delayed_scaling
 from gluon_amp.optimizer import ExactFloat, masters
 from gluon_amp.optimizer.arrays import all_finite, finite, mean, square_sums
-from gluon_amp.optimizer.base import round_master
+from gluon_amp.optimizer.base import cast, round_master
 from gluon_amp.trainer import guards, reduction
 from gluon_amp.trainer.loss_scale import GUESS
 from gluon_amp.trainer.passes import Pass, clear_fresh, mark_fresh
@@ -393,7 +393,7 @@ class ScaledSteps(ScaledGradients):
             if master is not None:
                 values[param.name] = master
             elif np.dtype(data.dtype) == np.float16:
-                values[param.name] = data.astype("float32")
+                values[param.name] = cast(data, "float32")
             else:
                 values[param.name] = data
         return values

@@ -28,6 +28,7 @@ from gluon_amp.files.schema import (
 )
 from gluon_amp.lowering import delayed_scaling
 from gluon_amp.optimizer import masters
+from gluon_amp.optimizer.base import cast
 from gluon_amp.trainer import schedules
 from gluon_amp.trainer.report import Skips
 
@@ -246,7 +247,7 @@ def _placed(optimizer, param, device, master, rest):
     weight = param.list_data()[device].as_nd_ndarray()  # as MXNet's Updater creates states
     master, rest = map_leaves(lambda value: _to_ndarray(value, weight, optimizer), (master, rest))
     if np.dtype(weight.dtype) == np.float16:
-        own = masters.hold(param, weight, weight.astype("float32"))
+        own = masters.hold(param, weight, cast(weight, "float32"))
         if master is None:
             masters.sync_master(weight, own)
         else:

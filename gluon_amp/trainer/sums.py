@@ -9,9 +9,9 @@ from typing import Dict, Iterable, Set, Tuple
 
 import numpy as np
 
-from gluon_amp.base.array_kinds import of_kind, set_to_zero
+from gluon_amp.base.array_kinds import of_kind, set_to_zero, zeros_like
 from gluon_amp.optimizer.arrays import add_scaled, multiply
-from gluon_amp.optimizer.base import dense
+from gluon_amp.optimizer.base import cast, dense
 
 from mxnet import gluon
 from mxnet.ndarray import NDArray
@@ -91,5 +91,5 @@ class GradientSums:
 
     def _array(self, weight: NDArray, dtype: np.dtype) -> NDArray:
         if id(weight) not in self._arrays:
-            self._arrays[id(weight)] = weight, weight.as_nd_ndarray().astype(dtype)
+            self._arrays[id(weight)] = weight, zeros_like(cast(weight.as_nd_ndarray(), dtype))
         return self._arrays[id(weight)][1]

@@ -26,7 +26,7 @@ FORMAT = rounding_attrs(FORMATS["float8_e4m3"], saturates=True)
 UPDATE = {"wds": "0", "lrs": "0", "decays": "0"}
 
 # Attributes, and shapes of inputs; those of the second list, after the ones in low precision, are
-# float32.
+# float32, and those of a third one are float16.
 CALLS = {
     "_gluon_amp_blocked_convolution": (
         {**WINDOW, "num_filter": "24"},
@@ -98,9 +98,22 @@ CALLS = {
         [],
         [(5,)] * 4,
     ),
+    "_gluon_amp_sync_masters": (
+        {**UPDATE, "arrays_per_weight": "2", "constants": "0"},
+        [],
+        [(5,)],
+        [(5,)],
+    ),
+    "_gluon_amp_sum": (
+        {"num_arrays": "2", "arrays_per_sum": "2", "factor": "0"},
+        [],
+        [],
+        [(5,)] * 2,
+    ),
     "_gluon_amp_all_finite": ({"num_arrays": "2"}, [], [(5,)] * 2),
 }
 ALONE = ("_gluon_amp_sgd_update", "_gluon_amp_adam_update", "_gluon_amp_all_finite")
+ALONE += ("_gluon_amp_sync_masters", "_gluon_amp_sum")
 if support.is_native():
     strided = {"kernel": "(3,)", "stride": "(2,)", "pad": "(1,)", "num_filter": "16"}
     shapes = [(2, 16, 3), (16, 16, 3), (16,)]
@@ -148,8 +161,9 @@ NAMES = sorted(
 
 def right_call(op):
     """Return the attributes, and the shapes and dtypes of the arrays."""
-    attributes, low, wide = CALLS[op]
-    return dict(attributes), [(s, LOW) for s in low] + [(s, "float32") for s in wide]
+    attributes, *shapes = CALLS[op]
+    dtypes = zip(shapes, (LOW, "float32", "float16"))
+    return dict(attributes), [(shape, dtype) for group, dtype in dtypes for shape in group]
 
 
 def mutate(attributes, arrays):

@@ -1,11 +1,15 @@
 """The C++ updates compute MXNet's bits for all parameters in one pass on any instruction set."""
 
+import functools
+import operator
+
 import numpy as np
 import pytest
 
 from gluon_amp.base.host import host_copy
 from gluon_amp.kernels import updates
-from gluon_amp.optimizer import SGD, ExactFloat, masters
+from gluon_amp.optimizer import SGD, ExactFloat
+from gluon_amp.optimizer.arrays import add_up
 from tests.marks import needs_library
 
 import mxnet as mx
@@ -135,14 +139,33 @@ def test_masters_follow_a_weight_that_somebody_wrote(instruction_set):
     for weight in weights:
         weight[:1] = 0.5  # set_data, load_parameters, a broadcast
     weights[2][0, 0, 0, 0] = np.nan
-    expected = copies(targets)
-    for weight, master in zip(weights, expected):
-        masters.sync_master(weight, master)
+    pairs = [(weight.asnumpy(), target.asnumpy()) for weight, target in zip(weights, targets)]
+    expected = [nd.array(np.where(t.astype("f2") == w, t, w.astype("f4"))) for w, t in pairs]
     assert expected[0][0].asscalar() == 0.5
+    synced = copies(targets)
+    for weight, master in zip(weights, synced):
+        updates.sync_master(weight, master)
+    same(synced, expected)
     zeros = [nd.zeros_like(weight) for weight in weights]
     arrays, stride = slots(weights, zeros, targets)
     updates.sgd_update(arrays, stride, LRS, [0] * COUNT, 0, 1, None)
     same(targets, expected)
+
+
+@pytest.mark.parametrize("factor", [1.0, 0.25, 8.0])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_sums_of_float16_have_the_bits_of_mxnets_loops(instruction_set, monkeypatch, factor, count):
+    """With and without the kernels, of all pairs of neighbours among all float16 values."""
+    values = np.arange(2**16, dtype=np.uint16).view(np.float16)
+    start = [nd.array(np.roll(values, k), ctx=mx.cpu(k), dtype="float16") for k in range(count)]
+    here = [array.as_in_context(mx.cpu()) for array in start]
+    terms = here if factor == 1 else [array * factor + 0 for array in here]
+    expected = functools.reduce(operator.add, terms)
+    for supported in (updates.supported, lambda arrays: False):
+        monkeypatch.setattr(updates, "supported", supported)
+        arrays = copies(start)
+        add_up([arrays], factor)
+        same(arrays, [expected] * count)
 
 
 @pytest.mark.parametrize("bad", [-np.inf, np.nan])

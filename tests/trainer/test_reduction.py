@@ -1,13 +1,17 @@
 """Sums of float16 gradients over devices and workers fit where each summand does (horovod 1699)."""
 
+import re
+
 import numpy as np
 import pytest
 
+import gluon_amp as amp
 from gluon_amp import DynamicLossScale, Trainer, init_trainer, unscale
+from tests.marks import needs_library
 from tests.trainer.helpers import TWO, losses_on, parameter, values
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import autograd, gluon, nd, profiler
 from mxnet.kvstore import KVStoreBase
 
 THREE = [mx.cpu(0), mx.cpu(1), mx.cpu(2)]
@@ -32,6 +36,59 @@ def test_a_sum_above_65504_is_applied_and_exact(ctx, divisor, kvstore):
     assert report.applied and (report.loss_scale, report.next_loss_scale) == (SCALE, SCALE)
     assert values(p)[0] == 1 - 0.25 * 1.5
     assert p.grad(ctx[0]).asnumpy().item() == 1.5 * SCALE * len(ctx) / divisor
+
+
+# What reads or writes float16 outside of the graph: copies, and operators of our library
+QUICK = (
+    r"_gluon_amp_\w+|CopyCPU2CPU|_zeros|zeros_like|SetValueOp|_full|DeleteVariable|WaitForVar|held"
+)
+
+
+@pytest.fixture
+def operators(path):
+    """Return a function that returns the names of the operators that a function runs."""
+    profiler.set_config(profile_all=True, aggregate_stats=True, filename=f"{path}.json")
+    return _operators
+
+
+def _operators(function):
+    nd.waitall()
+    profiler.set_state("run")
+    function()
+    nd.waitall()
+    profiler.set_state("stop")
+    names = re.findall(r"^(\w+) +\d+ +\d+\.", profiler.dumps(reset=True), re.MULTILINE)
+    assert names
+    return {name for name in names if not re.fullmatch(rf"MX.*|{QUICK}", name)}
+
+
+@needs_library
+@pytest.mark.parametrize("kvstore", ["device", "local"])
+def test_no_operator_of_mxnet_computes_with_float16_outside_of_the_graph(path, operators, kvstore):
+    net = gluon.nn.Dense(3, in_units=4)
+    net.initialize(ctx=TWO)
+    trainer = Trainer(amp.cast(net, "float16").collect_params(), "sgd", kvstore=kvstore)
+
+    def run(scale=1.0):
+        with autograd.record():
+            losses = [net(nd.full((2, 4), scale, ctx=device)).sum() for device in TWO]
+        trainer.backward(losses)
+
+    run()
+    graph = operators(lambda: run(512.0))  # no step was made, so it is searched for a scale
+    assert trainer.current_pass().retried
+    assert graph <= operators(run)
+    for outside in (
+        lambda: trainer.clip_global_norm(4, 0.5),
+        lambda: trainer.step(4),
+        lambda: trainer.master_params(),
+        lambda: amp.EMA(net, trainer, 0.5).averages,
+        lambda: net.save_parameters(path),
+        lambda: amp.load_checkpoint(amp.save_checkpoint(path, net, trainer), net, trainer),
+        lambda: run() or (amp.gradient_report(net, trainer), trainer.step(4)),
+        lambda: amp.cast(net, "float32"),
+    ):
+        assert operators(outside) <= graph
 
 
 def test_the_results_of_allreduce_grads_are_sums():

@@ -134,6 +134,23 @@ void adam(const G* grad, float* mean, float* variance, float* master, half_bits*
   });
 }
 
+void sync_half(const half_bits* weight, float*, float*, float* master, half_bits*, int64_t n,
+               const UpdateConstants&) {
+  each(0, n, [=](auto v, int64_t i) { current(v, master + i, weight + i).store(master + i); });
+}
+
+void sum_half(half_bits* const* arrays, size_t count, int64_t first, int64_t end, float factor) {
+  each(first, end, [=](auto v, int64_t i) {
+    const auto term = [=](size_t k) {
+      const auto x = v.load(arrays[k] + i);
+      return factor == 1 ? x : (v.all(factor) * x).rounded() + v.all(0);  // 0 is without a sign
+    };
+    auto total = term(0);
+    for (size_t k = 1; k < count; ++k) total = (total + term(k)).rounded();
+    for (size_t k = 0; k < count; ++k) total.store(arrays[k] + i);
+  });
+}
+
 const Kernels table = {
     round,
     round_scaled,
@@ -150,6 +167,8 @@ const Kernels table = {
     sgd<half_bits>,
     adam<float>,
     adam<half_bits>,
+    sync_half,
+    sum_half,
     convert<float, Bfloat>,
     convert<Bfloat, float>,
     interleave,

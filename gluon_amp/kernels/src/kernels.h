@@ -3,6 +3,7 @@
 // Each function is serial and processes [0, n). parallel.h splits arrays into pieces for the threads.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "depthwise_kernels.h"
@@ -55,6 +56,11 @@ struct Kernels {
   Update<half_bits> sgd_half;
   Update<float> adam;
   Update<half_bits> adam_half;
+  // master = weight, the first argument, where the rounded master is not the weight
+  Update<half_bits> sync_half;
+  // Sets `count` arrays, from `first` to `end`, to their sum; each is multiplied by the factor before. All
+  // results are rounded, as in MXNet's loops.
+  void (*sum_half)(half_bits* const* arrays, size_t count, int64_t first, int64_t end, float factor);
   // out = in, rounded to the type of out
   void (*to_bfloat)(const float* in, Bfloat* out, int64_t n);
   void (*from_bfloat)(const Bfloat* in, float* out, int64_t n);

@@ -4,6 +4,7 @@
 // arrays. Numbers are passed as the bits of float32, so that conversion to text does not change them.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -58,6 +59,8 @@ struct Rule {
 
 constexpr Rule kSgd{0, 1, 3, &Kernels::sgd, &Kernels::sgd_half};
 constexpr Rule kAdam{2, 2, 5, &Kernels::adam, &Kernels::adam_half};
+// Its first array is a master, and its gradient is the float16 weight.
+constexpr Rule kSync{0, 0, 1, nullptr, &Kernels::sync_half};
 
 uint32_t arrays_per_weight(const NodeAttrs& attrs, const Rule& rule) {
   const auto count = numbers(attrs, "arrays_per_weight");
@@ -194,6 +197,30 @@ void update(const NodeAttrs& attrs, const Arrays& inputs, const Rule& rule) {
   });
 }
 
+size_t arrays_per_sum(const NodeAttrs& attrs) {
+  const auto count = numbers(attrs, "arrays_per_sum");
+  CHECK(count.size() == 1 && count[0] && count_arrays(attrs) % count[0] == 0)
+      << attrs.op->name << ": arrays_per_sum must divide num_arrays";
+  return count[0];
+}
+
+// Sets the arrays of each group to the sum of the group, of which each array is multiplied by a factor before.
+void sum(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests&, const Arrays&) {
+  const size_t stride = arrays_per_sum(attrs);
+  const float factor = floats(attrs, "factor", 1)[0];
+  std::vector<half_bits*> arrays;
+  std::vector<int64_t> sizes;
+  for (const auto& input : inputs) {
+    make_plain(input);
+    const Memory memory(input);
+    if (arrays.size() % stride == 0) sizes.push_back(memory.size);
+    arrays.push_back(memory.at<half_bits>(0));
+  }
+  over_all(sizes, [&](size_t k, int64_t first, int64_t count) {
+    kernels().sum_half(&arrays[k * stride], stride, first, first + count, factor);
+  });
+}
+
 // -------------------------------------------------------------------------------- registering
 
 bool supported(int type) { return type == mshadow::kFloat32 || type == mshadow::kFloat16; }
@@ -210,8 +237,31 @@ bool infer_finite_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::S
   return true;
 }
 
-// Adds an update, which writes its arrays in place. It returns one meaningless number, since nnvm
+// Sets the known sizes of the arrays of each group. The operator returns one meaningless number, since nnvm
 // requires an output.
+bool unify_groups(const NodeAttrs& attrs, size_t stride, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  bool known = true;
+  for (size_t first = 0; first < in.size(); first += stride) {
+    std::vector<mxnet::TShape*> shapes;
+    for (size_t i = 0; i < stride; ++i) shapes.push_back(&in[first + i]);
+    known = unify(attrs, shapes) && known;
+  }
+  out.at(0) = mxnet::TShape(1, 1);
+  return known;
+}
+
+bool infer_sum_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  expect_inputs(attrs, count_arrays(attrs), in.size());
+  return unify_groups(attrs, arrays_per_sum(attrs), in, out);
+}
+
+std::vector<uint32_t> all_arrays(const NodeAttrs& attrs) {
+  std::vector<uint32_t> all(count_arrays(attrs));
+  std::iota(all.begin(), all.end(), 0);
+  return all;
+}
+
+// Adds an update, which writes its arrays in place.
 void add_update(const std::string& name, const Rule& rule) {
   const auto compute = [=](const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests&,
                            const Arrays&) { update(attrs, inputs, rule); };
@@ -219,21 +269,14 @@ void add_update(const std::string& name, const Rule& rule) {
                                mxnet::ShapeVector& out) {
     const Numbers parsed(attrs, rule);
     expect_inputs(attrs, parsed.stride * parsed.weights, in.size());
-    bool known = true;
-    for (size_t first = 0; first < in.size(); first += parsed.stride) {
-      std::vector<mxnet::TShape*> shapes;
-      for (size_t i = 0; i < parsed.stride; ++i) shapes.push_back(&in[first + i]);
-      known = unify(attrs, shapes) && known;
-    }
-    out.at(0) = mxnet::TShape(1, 1);
-    return known;
+    return unify_groups(attrs, parsed.stride, in, out);
   };
   const auto infer_type = [=](const NodeAttrs& attrs, Ints& in, Ints& out) {
     const uint32_t stride = arrays_per_weight(attrs, rule);
     CHECK_EQ(in.size() % stride, 0U) << attrs.op->name << " expects " << stride << " arrays per weight";
     for (size_t first = 0; first < in.size(); first += stride) {
-      CHECK(supported(in[first]) && supported(in[first + 1]))
-          << attrs.op->name << " expects float16 or float32";
+      const bool gradient = in[first + 1] == mshadow::kFloat16 || (rule.update && supported(in[first + 1]));
+      CHECK(supported(in[first]) && gradient) << attrs.op->name << " expects float16 or float32";
       for (size_t i = 2; i < stride; ++i) {
         CHECK_EQ(in[first + i], mshadow::kFloat32)
             << attrs.op->name << ": states and masters are float32";
@@ -270,6 +313,10 @@ void register_updates() {
       ->get_num_inputs = count_arrays;
   add_update("_gluon_amp_sgd_update", kSgd);
   add_update("_gluon_amp_adam_update", kAdam);
+  add_update("_gluon_amp_sync_masters", kSync);
+  nnvm::Op* sums = add_op("_gluon_amp_sum", sum, infer_sum_shape, infer_cast<mshadow::kFloat16, mshadow::kFloat32>);
+  sums->get_num_inputs = count_arrays;
+  set_attr(sums, "FMutateInputs", MutateInputs(all_arrays), kPriority);
 }
 
 }  // namespace gluon_amp

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Callable, Optional, Sequence
 
 from gluon_amp.base.messages import UsageError
+from gluon_amp.base.parameter_server import LostError
 from gluon_amp.base.startup import waiting
 from gluon_amp.training.command_line import status_of
 from gluon_amp.training.runs.checkpoints import SavingError
@@ -16,7 +17,6 @@ from gluon_amp.training.runs.options import Options
 from gluon_amp.training.runs.recipe import Recipe
 from gluon_amp.training.runs.run import train
 from gluon_amp.training.runs.speed import loading_speed, training_speed
-from gluon_amp.training.workers.liveness import LostError
 from gluon_amp.training.workers.stores import naming_lost_workers
 
 FAILURES = (TrainingError, SavingError, LostError, FloatingPointError, RunInterruptedError)

@@ -6,34 +6,25 @@ Several meet on MXNet's parameter server, as `gluon-amp launch` starts it, or th
 import contextlib
 import os
 import sys
-import threading
 import traceback
 from typing import Any, Callable, ContextManager, Dict, List, NoReturn, Optional, Sequence, Union
 
 import numpy as np
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.base.mxnet_internals import LIB, check_call
-from gluon_amp.training.workers.liveness import Liveness, LostError, connect_to_first
+from gluon_amp.base.parameter_server import MEETING, abandon, connected
+from gluon_amp.training.workers.liveness import Liveness, connect_to_first
 from gluon_amp.training.workers.stores import FUSION, HorovodStore, OrderedStore
 from gluon_amp.training.workers.tasks import address
 
 import mxnet as mx
 from mxnet import nd
-from mxnet.base import KVStoreHandle
 from mxnet.kvstore import KVStoreBase
 
 ALONE = ("device", "local", "nccl")
 PARAMETER_SERVER = ("dist_sync", "dist_device_sync")
 KV_STORES = (*ALONE, *PARAMETER_SERVER, "horovod")
 
-# If one of these is missing, MXNet waits forever for a scheduler that does not exist.
-PS_VARIABLES = (
-    "DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_SERVER"
-).split()
-
-# MXNet waits for the other workers when a store is freed, so only `leave` frees these.
-_STORES: List[mx.kvstore.KVStore] = []
 _LIVENESS: List[Liveness] = []
 
 GOODBYE = 30.0  # seconds that MXNet has to end once all workers have finished
@@ -120,7 +111,7 @@ class _Several(Workers):
 def connect(
     name: str,
     devices: Sequence[mx.Context],
-    seconds: float = 300,
+    seconds: float = MEETING,
     repeats: bool = False,
     timeout: float = 0,
 ) -> Workers:
@@ -142,9 +133,7 @@ def connect(
             os.environ.setdefault(FUSION, "0")
         store = HorovodStore()
         return _Several(store, store.rank)
-    _check_launched(name)
-    store = _create(name, seconds)
-    _STORES.append(store)
+    store = connected(name, seconds)
     # Our launcher sets the worker's number; MXNet's own ranks follow the addresses.
     workers = _Several(store, int(os.environ.get("DMLC_WORKER_ID", store.rank)), repeats)
     if timeout and workers.count > 1:
@@ -173,43 +162,6 @@ def _check_alone(name: str, devices: Sequence[mx.Context]) -> None:
             raise UsageError("--kv-store nccl needs GPUs: use --kv-store device.")
 
 
-def _check_launched(name: str) -> None:
-    if not mx.runtime.Features().is_enabled("DIST_KVSTORE"):
-        raise UsageError(f"--kv-store {name}: this MXNet was built without a parameter server.")
-    missing = [variable for variable in PS_VARIABLES if not os.environ.get(variable)]
-    if missing:
-        raise UsageError(
-            f"--kv-store {name} needs servers, and {missing[0]} is not set: start with "
-            "`gluon-amp launch -n WORKERS -- COMMAND`, or use --kv-store device."
-        )
-
-
-def _create(name: str, seconds: float) -> mx.kvstore.KVStore:
-    """Create MXNet's store, which waits until scheduler, servers and workers have connected."""
-    results: List[Any] = []  # the store, or the error
-
-    def create() -> None:
-        try:
-            results.append(mx.kv.create(name))
-        except Exception as error:
-            results.append(error)
-
-    thread = threading.Thread(target=create, daemon=True)
-    thread.start()
-    thread.join(timeout=seconds)
-    if not results:
-        scheduler = f"{os.environ['DMLC_PS_ROOT_URI']}:{os.environ['DMLC_PS_ROOT_PORT']}"
-        raise LostError(
-            f"--kv-store {name}: not all of {os.environ['DMLC_NUM_WORKER']} workers and "
-            f"{os.environ['DMLC_NUM_SERVER']} servers have met at the scheduler {scheduler} within "
-            f"{seconds:g} s: see whether it can be reached from here, and what they say."
-        )
-    (result,) = results
-    if isinstance(result, Exception):
-        raise result
-    return result
-
-
 def average_statistics(params: Sequence[mx.gluon.Parameter], workers: Workers) -> None:
     """Average the running statistics of all workers, each of which saw other images."""
     if workers.count == 1 or not params:
@@ -232,14 +184,8 @@ def leave(main: Callable[[], int]) -> NoReturn:
         status = 1
     several = os.environ.get("DMLC_ROLE") == "worker" or "HOROVOD_RANK" in os.environ
     if status in (1, 2) and several:
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError):
-                stream.flush()
-        os._exit(status)
+        abandon(status)
     for liveness in _LIVENESS:
         # Once all have left, MXNet waits for nothing but the scheduler.
         liveness.leave(status, GOODBYE)
-    for store in _STORES:  # here, as it would abort the process when Python exits
-        check_call(LIB.MXKVStoreFree(store.handle))
-        store.handle = KVStoreHandle()
     sys.exit(status)

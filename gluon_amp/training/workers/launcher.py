@@ -16,18 +16,23 @@ import time
 from queue import Empty, SimpleQueue
 from typing import List, Optional, Sequence, Set, TextIO
 
-from gluon_amp.base.messages import UsageError
+from gluon_amp.base.messages import UsageError, first_few
+from gluon_amp.base.parameter_server import FINISHED
 from gluon_amp.training.command_line import SIGNALS, handling_signals
 from gluon_amp.training.workers.tasks import Task, read, tasks
 
 SSH_FAILED = 255
 
 LAST_WORDS = 3.0  # seconds that the other processes have to end after one has failed
+PATIENCE = 60.0  # seconds for which others may wait for a worker in silence
 GOODBYE = 15.0  # seconds that servers have to end after the last worker has finished
 
 
 class Process:
-    """A task that has been started; ``(process, status)`` is put into `events` when it ends."""
+    """A task that has been started; ``(process, status)`` is put into `events` when it ends.
+
+    ``(process, None)`` is put there when it finished some time ago.
+    """
 
     def __init__(self, task: Task, command: Sequence[str], events: SimpleQueue):
         self.task = task
@@ -48,6 +53,9 @@ class Process:
 
     def _copy(self, stream: TextIO, out: TextIO) -> None:
         for line in stream:
+            if line.rstrip() == FINISHED:
+                self.finished()
+                continue
             try:
                 # One call, so that the lines of several processes do not mix.
                 out.write(f"{self.task.label}{line.rstrip()}\n")
@@ -61,6 +69,12 @@ class Process:
         for reader in self._readers:
             reader.join(timeout=2)  # a shared ssh connection may hold the pipes open
         self._events.put((self, 128 - status if status < 0 else status))
+
+    def finished(self) -> None:
+        """Put an event when the others have had their time to finish, too."""
+        timer = threading.Timer(PATIENCE, self._events.put, [(self, None)])
+        timer.daemon = True
+        timer.start()
 
     def send(self, number: int) -> None:
         """Send a signal to the command."""
@@ -94,6 +108,7 @@ class Processes:
         self._signal: Optional[signal.Signals] = None  # that the launcher received
         self._status = 0  # of the first process that failed
         self._alive: Set[Process] = set()
+        self._finished: Set[Process] = set()
         self._deadline = math.inf
         self._ending = False
 
@@ -127,6 +142,8 @@ class Processes:
                 continue
             if isinstance(event, signal.Signals):
                 self._signalled(event)
+            elif event[1] is None:
+                self._waited(event[0])
             else:
                 self._ended(*event)
         return 128 + self._signal if self._signal and self._status else self._status
@@ -159,6 +176,22 @@ class Processes:
                 self._within(LAST_WORDS)
         if not self._workers():
             self._within(GOODBYE)
+        elif not status:
+            process.finished()
+
+    def _waited(self, process: Process) -> None:
+        """Say for which workers the run waits, some time after a process has finished."""
+        self._finished.add(process)
+        workers = self._workers()
+        awaited = first_few(sorted(str(o.task) for o in workers if o not in self._finished))
+        if not workers or self._ending:
+            return
+        if awaited:
+            self._say(f"{process.task} finished {PATIENCE:g} s ago; the run waits for {awaited}.")
+        else:
+            self._say("all workers have finished, but not with as many steps; they are ended.")
+            self._status = self._status or 1
+            self._within(0)
 
     def _workers(self) -> List[Process]:
         return [process for process in self._alive if process.task.role == "worker"]

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Callable, Iterator, List, Optional
 
+from gluon_amp.base.parameter_server import LostError
+
 BEAT = 2.0  # seconds between two signs of life
 # Seconds from the end of a worker to that of the others. A launcher ends them sooner, so that its
 # sentence about the first failure is the only one.
@@ -31,10 +33,6 @@ SLOWER = 10  # times the longest step so far: if another takes so long, it waits
 
 ALIVE, STUCK, LEAVING = "alive", "stuck", "leaving"
 GO_ON = "start the whole run again, with --resume auto if it saves checkpoints."
-
-
-class LostError(RuntimeError):
-    """The other workers cannot be reached; the message is one sentence."""
 
 
 def end(sentence: str, status: int = 1) -> None:

@@ -7,7 +7,7 @@ from typing import Iterator, List, Optional, Union
 import numpy as np
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.workers.liveness import LostError
+from gluon_amp.base.parameter_server import LostError
 
 from mxnet import nd
 from mxnet.base import MXNetError

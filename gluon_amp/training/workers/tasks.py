@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError
+from gluon_amp.base.parameter_server import LAUNCHER
 from gluon_amp.training.command_line import Parser, path, positive, whole
 
 LOCALHOST = "127.0.0.1"
@@ -176,6 +177,7 @@ def tasks(options: argparse.Namespace) -> List[Task]:
         DMLC_NUM_WORKER=str(options.num_workers),
         DMLC_NUM_SERVER=str(servers),
         PYTHONUNBUFFERED="1",  # their output is read line by line
+        **{LAUNCHER: "1"},
     )
     counts = {"scheduler": 1, "server": servers, "worker": options.num_workers}
     extra = {"server": options.env_server, "worker": options.env_worker}

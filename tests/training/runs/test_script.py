@@ -26,7 +26,7 @@ def failed(main, words, capsys, status):
     ("main", "line", "sentence"),
     [
         (train.main, "--data-dir .", "holds no classes"),
-        (train.main, "--kv-store dist_sync", "--kv-store dist_sync needs servers"),
+        (train.main, "--kv-store dist_sync", "kvstore dist_sync needs servers"),
         (train.main, "--log-json .", "is a directory, expected a file"),
         (train.main, "--model yolo3_darknet53_voc", "is not an image classifier"),
         (train.main, "--model alexnet --input-size 32", "does not accept images of 3×32×32"),

@@ -9,9 +9,9 @@ import time
 import pytest
 
 from gluon_amp.base.messages import UsageError
+from gluon_amp.base.parameter_server import LostError
 from gluon_amp.training.workers import group
 from gluon_amp.training.workers.group import Workers, average_statistics, connect
-from gluon_amp.training.workers.liveness import LostError
 from tests import ROOT
 from tests.training.workers.agreement import OF_TWO, agreement, side_by_side
 
@@ -66,7 +66,7 @@ def test_a_store_that_cannot_be_used(name, variables, sentence, monkeypatch):
     monkeypatch.setitem(sys.modules, "horovod", None)
     for variable, value in variables.items():
         monkeypatch.setenv(variable, value)
-    with pytest.raises(UsageError, match=rf"--kv-store {name}.* {sentence}"):
+    with pytest.raises(UsageError, match=rf"(--kv-store|kvstore) {name}.* {sentence}"):
         connect(name, [mx.cpu()])
 
 
@@ -88,7 +88,7 @@ def test_a_scheduler_that_does_not_answer(monkeypatch):
     with pytest.raises(LostError) as caught:
         connect("dist_sync", [mx.cpu()], seconds=0.1)
     assert str(caught.value) == (
-        "--kv-store dist_sync: not all of 2 workers and 1 servers have met at the scheduler "
+        "kvstore dist_sync: not all of 2 workers and 1 servers have met at the scheduler "
         "127.0.0.1:9 within 0.1 s: see whether it can be reached from here, and what they say."
     )
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gluon_amp.base.parameter_server import FINISHED
 from gluon_amp.training.workers import launcher
 from gluon_amp.training.workers.launcher import launch
 from tests import ROOT
@@ -118,6 +119,15 @@ def test_one_that_fails_ends_them_all(here, capsys, who, what, status, sentence,
     assert launch(["-n", "2", "-s", "1", *command]) == status
     assert f"gluon-amp launch: {sentence}" in capsys.readouterr().err
     assert len(pids(here)) == 8 and not any(map(alive, pids(here)))
+
+
+@pytest.mark.parametrize("what", [f'echo "{FINISHED}"', "exit 0"])
+def test_a_run_that_waits_says_for_whom(here, capsys, what, monkeypatch):
+    monkeypatch.setattr(launcher, "PATIENCE", 0.5)
+    command = shell(f'[ "$1" != "worker 1" ] || {what}; sleep 2')
+    assert launch(["-n", "2", "-s", "1", *command]) == 0
+    sentence = "gluon-amp launch: worker 1 finished 0.5 s ago; the run waits for worker 0.\n"
+    assert capsys.readouterr().err == sentence
 
 
 def test_what_a_worker_started_ends_with_it(here):

@@ -6,8 +6,9 @@ import time
 
 import pytest
 
+from gluon_amp.base.parameter_server import LostError
 from gluon_amp.training.workers import liveness
-from gluon_amp.training.workers.liveness import Liveness, LostError, Peer, connect_to_first
+from gluon_amp.training.workers.liveness import Liveness, Peer, connect_to_first
 
 FAR = 60.0
 

@@ -8,8 +8,8 @@ import types
 import numpy as np
 import pytest
 
+from gluon_amp.base.parameter_server import LostError
 from gluon_amp.training.workers.group import connect
-from gluon_amp.training.workers.liveness import LostError
 from gluon_amp.training.workers.stores import FUSION, OrderedStore, naming_lost_workers
 from tests.training.workers.agreement import side_by_side
 
