@@ -397,6 +397,17 @@ def test_a_float32_deconvolution_is_replayed_without_a_crash():
     assert trainer.step(1).next_loss_scale < 2.0**15
 
 
+def test_the_largest_gradient_shows_the_scale_that_fits(monkeypatch):
+    """The pass, one without heads, two at lower scales, and the repetition; bisection made six."""
+    p, runs, run = parameter("p", [1.0], "float16"), [], autograd.backward
+    monkeypatch.setattr(autograd, "backward", lambda *args, **kw: runs.append(run(*args, **kw)))
+    trainer = Trainer([p], "sgd", loss_scale="dynamic")
+    with autograd.record():
+        loss = nd.cast(p.data(), dtype="float32") * 5
+    trainer.backward(loss)
+    assert trainer.step(1).next_loss_scale == 2.0**10 and len(runs) == 5
+
+
 @pytest.mark.parametrize("deleted", [False, True])
 def test_an_array_that_no_trainer_owns_keeps_its_gradient_even_if_it_is_deleted(deleted):
     p, x = parameter("p", [0.0]), nd.array([3.0])
