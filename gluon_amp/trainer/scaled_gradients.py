@@ -616,8 +616,9 @@ class ScaledGradients:
     def _init_params(self):
         # Inference leaves a weight in oneDNN's layout, which MXNet cannot send. Its engine loses
         # that error, and the first worker that pulls the key aborts the server ("init 4 first").
-        for array in statistics.arrays_of(self._params_to_init) if self._kvstore else ():
-            if array.stype == "default" and on_cpu(array):
+        dense = (param for param in self._params_to_init if param._stype == "default")
+        for array in statistics.arrays_of(dense) if self._kvstore else ():
+            if on_cpu(array):
                 host_view(array)  # gives it the plain layout
         super()._init_params()
 

@@ -23,6 +23,9 @@ NOT_MEASURED = {
     "docs/results/photographs/photographs.md": {"80% of runs": "the power of a test"},
     "docs/results/zoo_coverage.md": {"at most 4 times": "a bound: experiments/zoo_coverage.py"},
     "docs/several_machines.md": {
+        "end after 300 s": "a constant: gluon_amp/base/parameter_server.py",
+        "after 60 s the launcher": "a constant: gluon_amp/training/workers/launcher.py",
+        "after 75 s the launcher": "two constants: gluon_amp/training/workers/launcher.py",
         "within 6 s": "a bound: gluon_amp/training/workers",
         "within 10 s": "a bound: gluon_amp/training/workers",
         "60 s by default": "an option's default",

@@ -184,14 +184,14 @@ class Processes:
         self._finished.add(process)
         workers = self._workers()
         awaited = first_few(sorted(str(o.task) for o in workers if o not in self._finished))
-        if not workers or self._ending:
-            return
-        if awaited:
+        if awaited and not self._ending:
             self._say(f"{process.task} finished {PATIENCE:g} s ago; the run waits for {awaited}.")
-        else:
-            self._say("all workers have finished, but not with as many steps; they are ended.")
-            self._status = self._status or 1
-            self._within(0)
+        elif workers and self._deadline == math.inf:  # they may go on if all of them were stopped
+            self._say(
+                f"all workers have finished, and are ended after {GOODBYE:g} s: if they wait for "
+                "each other, they have not made as many steps."
+            )
+            self._within(GOODBYE)
 
     def _workers(self) -> List[Process]:
         return [process for process in self._alive if process.task.role == "worker"]

@@ -1,8 +1,10 @@
 """The processes of a distributed run, planned from the command line of the launcher."""
 
 import argparse
+import errno
 import json
 import os
+import random
 import re
 import shlex
 import socket
@@ -151,13 +153,21 @@ def address(host: str) -> str:
 
 
 def free_port(ip: str) -> int:
-    """Return a port of this machine that nobody listens on."""
+    """Return a port of this machine that nobody listens on.
+
+    Systems give the ports from 32768 on to connections, perhaps before the scheduler has started.
+    """
     with socket.socket() as listener:
-        try:
-            listener.bind((ip, 0))
-        except OSError as error:
-            reason = error.strerror
-            raise UsageError(f"{ip} is not an address of this machine ({reason}).") from None
+        for port in random.SystemRandom().sample(range(10000, 32768), 100):
+            try:
+                listener.bind((ip, port))
+                break
+            except OSError as error:
+                if error.errno != errno.EADDRINUSE:
+                    reason = error.strerror
+                    raise UsageError(
+                        f"{ip} is not an address of this machine ({reason})."
+                    ) from None
         return listener.getsockname()[1]
 
 
