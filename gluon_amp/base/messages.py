@@ -6,6 +6,10 @@ import math
 from itertools import islice
 from typing import Iterable, Iterator, List, Sequence
 
+# What a worker says to the launcher, which sets this variable, when only the others are missing
+LAUNCHER = "GLUON_AMP_LAUNCHER"
+FINISHED = "This worker has finished, and waits for the others."
+
 
 class UsageError(ValueError):
     """A request of the user that cannot be met; the message is one sentence for the user."""

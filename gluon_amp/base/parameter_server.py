@@ -13,7 +13,7 @@ from typing import Any, Dict, List, NoReturn
 
 import numpy as np
 
-from gluon_amp.base.messages import UsageError
+from gluon_amp.base.messages import FINISHED, LAUNCHER, UsageError
 from gluon_amp.base.mxnet_internals import LIB, check_call
 
 import mxnet as mx
@@ -24,9 +24,6 @@ from mxnet.base import KVStoreHandle, MXNetError
 VARIABLES = ("DMLC_ROLE DMLC_PS_ROOT_URI DMLC_PS_ROOT_PORT DMLC_NUM_WORKER DMLC_NUM_SERVER").split()
 
 MEETING = 300.0  # seconds in which scheduler, servers and workers have to meet
-# What a worker says to the launcher, which sets this variable, when only the others are missing
-LAUNCHER = "GLUON_AMP_LAUNCHER"
-FINISHED = "This worker has finished, and waits for the others."
 
 # A trainer uses the keys from 0 on, `training.workers.group` those from 10**6 on.
 KEY = 10**6 - 1

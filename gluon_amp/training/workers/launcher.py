@@ -16,8 +16,7 @@ import time
 from queue import Empty, SimpleQueue
 from typing import List, Optional, Sequence, Set, TextIO
 
-from gluon_amp.base.messages import UsageError, first_few
-from gluon_amp.base.parameter_server import FINISHED
+from gluon_amp.base.messages import FINISHED, UsageError, first_few
 from gluon_amp.training.command_line import SIGNALS, handling_signals
 from gluon_amp.training.workers.tasks import Task, read, tasks
 

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
-from gluon_amp.base.messages import UsageError
-from gluon_amp.base.parameter_server import LAUNCHER
+from gluon_amp.base.messages import LAUNCHER, UsageError
 from gluon_amp.training.command_line import Parser, path, positive, whole
 
 LOCALHOST = "127.0.0.1"

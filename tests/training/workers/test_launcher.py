@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gluon_amp.base.parameter_server import FINISHED
+from gluon_amp.base.messages import FINISHED
 from gluon_amp.training.workers import launcher
 from gluon_amp.training.workers.launcher import launch
 from tests import ROOT
