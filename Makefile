@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-DOCS ?= docs/_build
+DOCS ?=
 BIN := $(VENV)/bin
 # What training needs; a GPU needs cu112 or cu117 in place of cpu. The other targets add to it.
 EXTRAS ?= cpu,gluoncv,data
@@ -136,9 +136,9 @@ asan: setup ## test the C++ operators under AddressSanitizer (a quarter of an ho
 
 # The variable silences an advertisement of Material's; --quiet would switch --strict off.
 docs: export NO_MKDOCS_2_WARNING = 1
-docs: $(VENV)/.docs ## build the site of README, guide, notebooks and API, in docs/_build (open index.html)
+docs: $(VENV)/.docs ## build the site of README, guide, notebooks and API, in build/site (open index.html)
 	$(BIN)/python -m mkdocs build --strict --site-dir $(abspath $(DOCS))
 
 clean: ## remove .venv and what the tools left behind
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis docs/_build
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

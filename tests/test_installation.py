@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 IGNORED = re.compile(
     r"(.*/)?(\.[^/]+|__pycache__|build|dist|[^/]*\.egg-info)(/.*)?"
-    r"|docs/_build/.*|docs/results/[^/]+/[^/]+/.*|(params|runs|results)/.*|.*\.log"
+    r"|docs/results/[^/]+/[^/]+/.*|(params|runs|results)/.*|.*\.log"
 )
 
 
