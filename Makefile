@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 ARGS ?=
-DOCS ?=
+DOCS ?= build/site
 BIN := $(VENV)/bin
 # What training needs; a GPU needs cu112 or cu117 in place of cpu. The other targets add to it.
 EXTRAS ?= cpu,gluoncv,data
