@@ -32,7 +32,7 @@ LEAST = {
     **{f"Sequence{name}": (0, 1) for name in ("Last", "Mask", "Reverse")},
 }
 NONE = (0,) * 9
-SECONDS = 20  # for a call
+SECONDS = 120  # for a call, on a busy machine
 STATIC = (("static_alloc", True), ("static_shape", True))
 
 
@@ -115,6 +115,7 @@ def measure(run: Run, arrays: List[nd.NDArray], learned: List[nd.NDArray]) -> Di
     before, writes = [array.copy() for array in arrays], set()
 
     def note_writes(when: str) -> None:
+        nd.waitall()  # oneDNN reorders a weight in place while it is used
         for i, array in enumerate(arrays):
             if _bits([array]) != _bits([before[i]]):
                 writes.add((i, when))
@@ -122,12 +123,13 @@ def measure(run: Run, arrays: List[nd.NDArray], learned: List[nd.NDArray]) -> Di
 
     results = []
     for training in (False, True):
-        for seed in (1, 2, 1):
+        for seed in (1, 2, 1, 2):
             mx.random.seed(seed)
             with autograd.train_mode() if training else autograd.predict_mode():
                 results.append(_bits(run(arrays)))
             note_writes("training" if training else "inference")
-    row = {"random": [results[i] == results[i + 2] != results[i + 1] for i in (0, 3)]}
+    drawn = [results[i] == results[i + 2] != results[i + 1] == results[i + 3] for i in (0, 4)]
+    row: Dict[str, object] = {"random": drawn}
     if learned:
         for array in learned:
             array.attach_grad()
