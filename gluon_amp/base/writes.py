@@ -18,6 +18,7 @@ import os
 import threading
 from typing import Iterator, Optional
 
+from gluon_amp.base.memory import NO_SUCH_PLACE, Reader, by_file, word
 from gluon_amp.base.mxnet_internals import LIB, check_call
 
 import mxnet as mx
@@ -40,37 +41,28 @@ def version(array: nd.NDArray) -> Optional[int]:
     if not _readable():
         return None
     variable = _variable(array)
-    if not _NAIVE and _word(variable + _PENDING_WRITE):
+    if not _NAIVE and word(variable + _PENDING_WRITE):
         return None
-    return _word(variable + _VERSION)
+    return word(variable + _VERSION)
 
 
 def _variable(array) -> int:
     """Return the address of the engine's variable of an array."""
-    return _word(_word(array.handle.value) + _VAR_OF_CHUNK)
-
-
-def _word(address: int) -> int:
-    return ctypes.c_uint64.from_address(address).value
+    return word(word(array.handle.value) + _VAR_OF_CHUNK)
 
 
 @functools.lru_cache(maxsize=None)
 def _readable() -> bool:
     """Return whether the counters are where they are expected, tried with a write that is held."""
     try:
-        with open("/proc/self/mem", "rb", buffering=0) as memory:
-            return _as_expected(nd.zeros((1,), ctx=mx.cpu()), memory)
-    except (OSError, OverflowError, ValueError):  # no such place
+        with by_file() as word:
+            return _as_expected(nd.zeros((1,), ctx=mx.cpu()), word)
+    except NO_SUCH_PLACE:
         return False
 
 
-def _as_expected(array, memory) -> bool:
-    def word(address: int) -> int:
-        memory.seek(address)
-        return int.from_bytes(memory.read(8), "little")
-
+def _as_expected(array, word: Reader) -> bool:
     array.wait_to_read()
-    # By a file, as reading a wrong address there is an error and not the end of the process.
     variable = word(word(array.handle.value) + _VAR_OF_CHUNK)
     before, seen = word(variable + _VERSION), []
     with _held_write(array):

@@ -11,7 +11,7 @@ that differs from what the pass wrote was written by the user since, and stays.
 from collections import defaultdict
 from typing import Iterable, NamedTuple, Optional, Tuple
 
-from gluon_amp.base.tape import memory_of
+from gluon_amp.graph.tape import memory_of
 
 from mxnet import autograd, nd
 from mxnet.ndarray import NDArray

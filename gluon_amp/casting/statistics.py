@@ -1,6 +1,6 @@
 """Running statistics: which arrays operators write, and what undoes the passes that write them.
 
-The graph that autograd has recorded says which arrays a pass writes (`base/tape.py`), whatever
+The graph that autograd has recorded says which arrays a pass writes (`graph/tape.py`), whatever
 block, parameter or trainer they belong to. On a CPU operators write them in the backward pass, and
 their snapshots are taken when that begins. A GPU, and the operator `Custom`, write them in the
 forward pass too, of which nothing is recorded before it runs. Each forward pass calls
@@ -11,8 +11,8 @@ import threading
 import weakref
 from typing import Iterable, List, Optional
 
-from gluon_amp.base.tape import Tape, memory_of
 from gluon_amp.casting.snapshots import Snapshot, Snapshots, take
+from gluon_amp.graph.tape import Tape, memory_of
 
 import mxnet as mx
 from mxnet import Context, autograd, gluon

@@ -278,7 +278,8 @@ def traced(
 
 def is_users(hook: Callable) -> bool:
     """Return whether a hook is not one of this package, whose hooks also get symbols."""
-    return not hook.__module__.startswith("gluon_amp.")
+    module = getattr(hook, "__module__", None) or ""  # None for a method in C
+    return not module.startswith("gluon_amp.")
 
 
 def symbol_of(path: str, block: HybridBlock) -> Tuple[mx.sym.Symbol, Set[str]]:

@@ -17,12 +17,12 @@ from typing import (
     Union,
 )
 
-from gluon_amp.base import tape
 from gluon_amp.base.array_kinds import set_to_zero, zeros_like
 from gluon_amp.base.host import host_view, on_cpu
 from gluon_amp.base.parameter_server import check_alike, connected
 from gluon_amp.casting import snapshots, statistics
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
+from gluon_amp.graph import tape
 from gluon_amp.optimizer.arrays import (
     all_finite,
     finite,

@@ -310,3 +310,11 @@ def test_cells_keep_their_states_from_step_to_step_and_are_traced_where_they_are
         warnings.simplefilter("error", UserWarning)
         for _ in range(2):
             backward(net, nd.ones((2, 3, 4)))
+
+
+def test_a_hook_may_be_a_method_in_c():
+    """Which has no module."""
+    net = amp.cast(nn.Dense(2, in_units=3), "float16")
+    net.initialize()
+    net.register_forward_hook("{}{}{}".format)
+    assert net(mx.nd.ones((1, 3))).shape == (1, 2)

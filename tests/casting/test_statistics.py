@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.base import tape
 from gluon_amp.casting import snapshots, statistics
+from gluon_amp.graph import tape
 from tests import kinds
 from tests.casting.nets import OwnNorm
 

@@ -7,7 +7,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp import DynamicLossScale, Trainer
-from gluon_amp.base import tape
+from gluon_amp.graph import tape
 from gluon_amp.trainer.first_scale import largest_power
 from tests.casting.nets import small_net
 from tests.trainer.helpers import TWO, losses_on, parameter, run, same, values

@@ -9,11 +9,12 @@ graph of its own. Where they do not hold, for another build of MXNet, no graph i
 
 import ctypes
 import functools
-import json
-from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from gluon_amp.base.array_kinds import of_user_kind
+from gluon_amp.base.memory import NO_SUCH_PLACE, Reader, by_file, word
 from gluon_amp.base.mxnet_internals import LIB, array_of_handle, check_call
+from gluon_amp.graph.symbol_json import to_json
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -29,8 +30,6 @@ _GRAPH = 96  # of `CachedOp`: the outputs of its graph, which is all that a symb
 _VALUE = 8  # of `dmlc::any`, which begins with its type
 
 _CACHED_OP = "_CachedOp"
-
-Reader = Callable[[int], int]  # returns the 8 bytes at an address as a number
 
 
 class _Places(NamedTuple):
@@ -62,7 +61,7 @@ class Tape:
 
     def __init__(self, symbols: Sequence[mx.sym.Symbol]) -> None:
         self._symbols = symbols
-        self._places = places = _places(symbols, _word)
+        self._places = places = _places(symbols, word)
         # in the order of the graph, which is that of other passes through the same net
         self._states = {name: None for one in symbols for name in one.list_auxiliary_states()}
         written = [places.arrays[name] for name in self._states if name in places.arrays]
@@ -90,18 +89,18 @@ class Tape:
 
     @functools.cached_property
     def _runs_custom(self) -> bool:
-        inside = map(_to_json, map(_symbol, self._places.graphs.values()))
+        inside = map(to_json, map(_symbol, self._places.graphs.values()))
         names = {node["op"] for graph in inside for node in graph["nodes"]}
         return "Custom" in names | self._places.operators
 
     def graphs(self) -> Optional[List[dict]]:
-        """Return the graphs as JSON; None if MXNet cannot write one of the operators.
+        """Return the graphs as `to_json` does; None if MXNet cannot write one of the operators.
 
         The operator of a hybridized block has the block's graph under "subgraphs".
         """
         try:
-            graphs = list(map(_to_json, self._symbols))
-            bodies = {name: _to_json(_symbol(at)) for name, at in self._places.graphs.items()}
+            graphs = list(map(to_json, self._symbols))
+            bodies = {name: to_json(_symbol(at)) for name, at in self._places.graphs.items()}
         except mx.MXNetError:
             return None
         for node in (node for graph in graphs for node in graph["nodes"]):
@@ -123,7 +122,7 @@ def memory_of(array: nd.NDArray) -> Tuple[int, int]:
     """Return what two arrays have in common that are the same part of the same memory."""
     if not _readable():
         return id(array), 0
-    return _word(array.handle.value), _word(array.handle.value + _OFFSET)
+    return word(array.handle.value), word(array.handle.value + _OFFSET)
 
 
 def _name(array: nd.NDArray) -> Optional[str]:
@@ -192,17 +191,6 @@ def _symbol(outputs: int) -> mx.sym.Symbol:
     return mx.sym.Symbol(handle)
 
 
-def _to_json(symbol: mx.sym.Symbol) -> dict:
-    graph = json.loads(symbol.tojson(remove_amp_cast=False))
-    for node in graph["nodes"]:
-        node.setdefault("attrs", {})
-    return graph
-
-
-def _word(address: int) -> int:
-    return ctypes.c_uint64.from_address(address).value
-
-
 @functools.lru_cache(maxsize=None)
 def _readable() -> bool:
     """Return whether all is where it is expected, tried with a graph that is known."""
@@ -215,13 +203,7 @@ def _readable() -> bool:
         out = nd.CachedOp(body)(*arrays) * 2
     symbol = autograd.get_symbol(out)
     try:
-        # By a file, as reading a wrong address there is an error and not the end of the process.
-        with open("/proc/self/mem", "rb", buffering=0) as memory:
-
-            def word(address: int) -> int:
-                memory.seek(address)
-                return int.from_bytes(memory.read(8), "little")
-
+        with by_file() as word:
             found = _places([symbol], word)
             (graph,) = found.graphs.values()
             (norm,) = _nodes(graph, word)
@@ -235,5 +217,5 @@ def _readable() -> bool:
                 and found.added == {names[1]}
                 and [word(one.handle.value + _OFFSET) for one in (data, part)] == [0, 12]
             )
-    except (KeyError, OSError, OverflowError, UnicodeDecodeError, ValueError):  # no such place
+    except NO_SUCH_PLACE:
         return False

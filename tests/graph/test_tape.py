@@ -1,6 +1,6 @@
 """What the graph that autograd has recorded shows, read from memory."""
 
-from gluon_amp.base import tape
+from gluon_amp.graph import tape
 from tests import kinds
 from tests.casting.nets import OwnNorm
 
