@@ -9,7 +9,6 @@ from typing import Iterable, List
 
 import numpy as np
 
-from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.host import on_cpu
 from gluon_amp.optimizer.arrays import add_up
 
@@ -68,21 +67,6 @@ def allreduce(trainer: gluon.Trainer, divisor: float) -> None:
     for index, param in enumerate(trainer._params):
         if param in others:
             trainer._kvstore.pushpull(index, param.list_grad(), priority=-index)
-
-
-def prepare_servers(trainer: gluon.Trainer) -> None:
-    """Make the servers, if there are any, add float16 gradients in float32, before any key is set.
-
-    Their loop over float16 is scalar, too. The sum is rounded to float16 once. Float64 would be
-    added in float32 as well.
-    """
-    store, dtypes = trainer._kvstore, {dtype_name(param.dtype) for param in trainer._params}
-    distributed = type(store) is mx.kvstore.KVStore and store.type.startswith("dist")
-    if distributed and store.rank == 0 and "float16" in dtypes <= {"float16", "float32"}:
-        store._send_command_to_servers(_SET_MULTI_PRECISION, "")
-
-
-_SET_MULTI_PRECISION = 1  # of `CommandType` (src/kvstore/kvstore_dist_server.h)
 
 
 def divisor(trainer: gluon.Trainer, gradients: Iterable[NDArray]) -> float:

@@ -588,7 +588,6 @@ class ScaledGradients:
         written = snapshots.take(statistics.arrays_of(self.statistics)) if self.scaling else ()
         if not self._kv_initialized:
             self._init_kvstore()
-            reduction.prepare_servers(self)
         if self._params_to_init:
             self._init_params()
             # Workers pull their first weights from the servers. MXNet may push gradients before
