@@ -1,0 +1,86 @@
+"""Bare Debian systems in folders: debootstrap makes them once, and chroot runs programs in them.
+
+Both need root, as binding folders of this machine does.
+"""
+
+import contextlib
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Iterator, Mapping, Sequence
+
+from experiments import ROOT
+from gluon_amp.base.messages import UsageError
+
+SYSTEMS = ROOT / ".debian"
+# What lets programs reach the network in the way of this machine, where it has one of its own
+NETWORK = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/xdg/pip", "/etc/ssl/certs")
+ALWAYS = ("/proc", "/dev")
+
+
+def system(suite: str, architecture: str = "amd64", packages: Sequence[str] = ()) -> Path:
+    """Return the folder of a minimal Debian system with packages; make it if there is none.
+
+    Without debootstrap, root or the network it is a `UsageError`. Another architecture needs
+    qemu-user-static.
+    """
+    folder = SYSTEMS / "-".join([suite, architecture, *sorted(packages)])
+    if folder.is_dir():
+        return folder
+    if shutil.which("debootstrap") is None or os.geteuid() != 0:
+        raise UsageError("Debian systems are made by root with debootstrap: install it.")
+    SYSTEMS.mkdir(exist_ok=True)
+    made = folder.with_suffix(".part")
+    shutil.rmtree(made, ignore_errors=True)
+    include = [f"--include={','.join(packages)}"] if packages else []
+    options = ["--variant=minbase", f"--arch={architecture}", *include]
+    done = subprocess.run(["debootstrap", *options, suite, str(made)], capture_output=True)
+    if done.returncode:
+        last = done.stdout.decode(errors="replace").strip().splitlines()[-1:]
+        raise UsageError(f"Debian {suite} for {architecture} cannot be made: {' '.join(last)}")
+    made.rename(folder)
+    return folder
+
+
+@contextlib.contextmanager
+def bound(root: Path, *folders: str) -> Iterator[None]:
+    """Return a context in which files of this machine are seen in a system, at the same paths."""
+    targets = []
+    try:
+        for source in map(Path, [*ALWAYS, *NETWORK, *folders]):
+            if not source.exists():
+                continue
+            target = root / source.relative_to("/")
+            if source.is_dir():
+                target.mkdir(parents=True, exist_ok=True)
+            else:
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.touch()
+            subprocess.run(["mount", "--bind", str(source.resolve()), str(target)], check=True)
+            targets.append(target)
+        yield
+    finally:
+        for target in reversed(targets):
+            subprocess.run(["umount", "--lazy", str(target)], check=True)
+
+
+def run(root: Path, command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
+    """Run a shell command in a system, and return what it printed; see `bound` for folders."""
+    environment: Mapping[str, str] = {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+        "HOME": "/root",
+        "LC_ALL": "C.UTF-8",
+        "DEBIAN_FRONTEND": "noninteractive",
+        "PIP_ROOT_USER_ACTION": "ignore",
+        **{name: os.environ[name] for name in ("PIP_CERT", "SSL_CERT_FILE") if name in os.environ},
+        **variables,
+    }
+    return subprocess.run(
+        ["chroot", str(root), "sh", "-c", command],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        errors="replace",
+    )
