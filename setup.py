@@ -20,8 +20,9 @@ CUDA_LIBRARIES = [
     "nvidia-cudnn-cu11==8.9.6.50",
 ]
 
-# MXNet's and GluonCV's metadata ask for numpy 1, of which there is no wheel from Python 3.13 on. There
-# `pip install --no-deps mxnet==1.9.1 gluoncv==0.10.5.post0` follows, and the extras have the rest.
+# MXNet's and GluonCV's metadata ask for numpy 1, of which there is no wheel from Python 3.13 on.
+# There `pip install --no-deps mxnet==1.9.1 gluoncv==0.10.5.post0` follows, and the extras have what
+# else the two need.
 NUMPY_1, NUMPY_2 = 'python_version < "3.13"', 'python_version >= "3.13"'
 NEEDED_BY_MXNET = [f"{name}; {NUMPY_2}" for name in ("requests>=2.20,<3", "graphviz>=0.8.1,<0.9")]
 NEEDED_BY_GLUONCV = [

@@ -1,4 +1,4 @@
-"""What MXNet 1.9.1 and GluonCV read of numpy and Python, and what later versions removed or changed.
+"""What MXNet 1.9.1 and GluonCV read of numpy and Python, and what later versions changed.
 
 `restore` comes before the import of MXNet and `mend` after it. numpy's own names are never replaced
 and its settings stay as they are. docs/numpy_2.md is the list for users.
@@ -38,8 +38,12 @@ def _renamed(name: str) -> Callable:
 NAMES: Dict[str, Dict[str, Any]] = {
     "MXNet, GluonCV and programs of their time": {one.__name__: one for one in ALIASED},
     "mxnet/numpy/utils.py": {
-        **{"PZERO": 0.0, "NZERO": -0.0, "PINF": np.inf, "NINF": -np.inf},
-        **{"NAN": np.nan, "NaN": np.nan},
+        "PZERO": 0.0,
+        "NZERO": -0.0,
+        "PINF": np.inf,
+        "NINF": -np.inf,
+        "NAN": np.nan,
+        "NaN": np.nan,
     },
     "mxnet/numpy/fallback.py": {
         "alltrue": _renamed("all"),
@@ -84,8 +88,8 @@ def plain_text(value: Any) -> str:
     return text
 
 
-# numpy 2 writes the type of a number in a tuple, as in (np.int64(2),), which operators and iterators
-# cannot read. These modules of MXNet call `str` for nothing else than such texts.
+# numpy 2 writes the type of a number in a tuple, as in (np.int64(2),), which operators and
+# iterators cannot read. These modules of MXNet call `str` for nothing else than such texts.
 WRITERS = ("mxnet._ctypes.ndarray", "mxnet._ctypes.symbol", "mxnet.io.io")
 
 # Functions of MXNet that read what numpy 2 changed, and the names that they read from now on.
@@ -100,7 +104,7 @@ RENAMED: Dict[Tuple[str, str], Dict[str, str]] = {
 def mend() -> None:
     """Mend MXNet's functions that are wrong with numpy 2, and its workers from Python 3.14 on."""
     if sys.version_info >= (3, 14):
-        importlib.import_module("mxnet.gluon.data.dataloader").multiprocessing = _forking()
+        importlib.import_module("mxnet.gluon.data.dataloader").multiprocessing = forking()
     if not NUMPY_2:
         return
     for module in WRITERS:
@@ -119,9 +123,10 @@ def mend() -> None:
 
 
 def _set_wide(metric: Any, name: str, value: Any) -> None:
-    """Keep the sums of a metric in float64: a number of Python takes the dtype that is added (NEP 50).
+    """Keep the sums of a metric in float64.
 
-    A sum of float16 would overflow, and one of float32 drifts.
+    They begin with a number of Python, which takes the dtype of what is added (NEP 50). A sum in
+    float16 overflows, and one in float32 drifts.
     """
     narrow = isinstance(value, (np.float16, np.float32))
     object.__setattr__(metric, name, np.float64(value) if narrow else value)
@@ -138,7 +143,7 @@ def _asscalar(array: Any) -> Any:
     return array.asnumpy().reshape(-1)[0]
 
 
-def _forking() -> SimpleNamespace:
+def forking() -> SimpleNamespace:
     """Return the module multiprocessing, whose default is to fork, as before Python 3.14.
 
     MXNet's arrays reach a forked worker without a copy, and its program needs no guard.
