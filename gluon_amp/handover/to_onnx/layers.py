@@ -5,7 +5,7 @@ from typing import Callable, Dict, List
 import numpy as np
 
 from gluon_amp.handover.to_onnx.reductions import with_axis
-from gluon_amp.handover.to_onnx.writer import Node, Tensor, UntranslatableError, Writer
+from gluon_amp.handover.to_onnx.writer import Node, Tensor, UntranslatableError, Value, Writer
 
 
 def window(n: Node) -> dict:
@@ -46,8 +46,17 @@ def dense(n: Node, w: Writer) -> str:
     if n.flag("flatten", True):
         flat = data if data.rank == 2 else w.add("Flatten", data, axis=1)
         return w.add("Gemm", flat, weight, *bias, transB=1)
-    product = w.add("MatMul", data, _matrix_transposed(weight, w))
+    product = w.add("MatMul", _parted(data, data.rank, w), _matrix_transposed(weight, w))
     return w.add("Add", product, *bias) if bias else product
+
+
+def _parted(data: Value, rank: int, w: Writer) -> Value:
+    """Return an array that a matrix multiplies, behind a Reshape to its own shape.
+
+    From version 1.23 to 1.32 at least, onnxruntime ends the process when it loads a Transpose of
+    float16 in three axes in front of such a product.
+    """
+    return w.add("Reshape", data, w.integers([0] * rank)) if rank > 2 else data
 
 
 def _matrix_transposed(one: Tensor, w: Writer) -> str:
@@ -93,6 +102,7 @@ def dot(n: Node, w: Writer) -> str:
             raise UntranslatableError("a second factor of more than two axes")
         b = w.add("Reshape", b, w.integers([n.data.shape[0 if n.flag("transpose_a") else -1], -1]))
         return w.reshaped(w.add("MatMul", a, b), n.out)
+    a = _parted(a, left.rank, w)
     return with_axis(w.add("MatMul", a, b), left.rank + right.rank - 2, n.out, w)
 
 
