@@ -123,7 +123,7 @@ setup(
     packages=find_packages(include=["gluon_amp*"]),
     py_modules=["gluon_amp_console"],
     entry_points={"console_scripts": ["gluon-amp = gluon_amp_console:main"]},
-    package_data={"gluon_amp": ["**/*.cc", "**/*.h", "**/*.mplstyle", "py.typed"]},
+    package_data={"gluon_amp": ["**/*.cc", "**/*.h", "**/*.mplstyle", "**/*.so", "py.typed"]},
     python_requires=">=3.8,<3.13",
     install_requires=["numpy>=1.21,<2", 'setuptools; python_version>="3.12"'],
     extras_require=EXTRAS,

@@ -43,6 +43,7 @@ def pretend(monkeypatch):
             "cpu_bfloat16": True,
             "compiler": "g++",
             "native": True,
+            "prebuilt": False,
         }
         monkeypatch.setattr(detection, "read_machine", lambda: Machine(**{**facts, **other}))
         for variable in environment.VARIABLES:
