@@ -62,6 +62,7 @@ EXTRAS = {
         "import-linter>=2.0",
         "grimp>=3.4",
         "mypy>=1.14,<1.15",  # the last one for Python 3.8
+        "auditwheel>=6,<6.2",  # the last ones for Python 3.8
         "uv>=0.4",  # resolves the pins of constraints.txt for each Python
     ],
 }

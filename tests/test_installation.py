@@ -12,7 +12,9 @@ from zipfile import ZipFile
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.kernels import obtain
 from tests import ROOT
+from tests.marks import needs_library
 
 pytestmark = pytest.mark.slow
 
@@ -60,9 +62,13 @@ def sources():
 def installed(request, distributions, tmp_path_factory):
     """Return the `bin` of an environment with one of them and the packages of this environment."""
     folder = tmp_path_factory.mktemp(request.param)
-    run(sys.executable, "-m", "venv", "--without-pip", folder)
     package = distributions[request.param]
-    package = wheel(package, folder) if request.param == "sdist" else package
+    return install(wheel(package, folder) if request.param == "sdist" else package, folder)
+
+
+def install(package, folder):
+    """Return the `bin` of an environment in a folder with a wheel and this one's packages."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
     pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install")
     run(*pip, "--no-deps", "--no-index", package, cwd=folder, env=without_checkout())
     packages = next(folder.glob("lib/python3.*/site-packages"))
@@ -94,6 +100,29 @@ def test_an_installation_trains_the_digits_in_an_empty_folder(command, installed
     assert "digits: 1437 training and 360 validation images" in printed
     assert "[Epoch 1] validated 360/360" in printed
     assert list(tmp_path.iterdir()) == []
+
+
+@needs_library
+def test_a_wheel_with_kernels_needs_no_compiler(tmp_path):
+    """The library of this machine stands for one that is compiled in Debian 11."""
+    library = obtain.find()
+    build = (sys.executable, "-m", "experiments.wheel", "--library", library, "--output", tmp_path)
+    run(*build, cwd=ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
+    platform = wheel.stem.split("-")[-1]
+    assert platform.startswith("manylinux_2_")
+    assert f'"{platform}"' in run(sys.executable, "-m", "auditwheel", "show", wheel)
+    with ZipFile(wheel) as archive:
+        compiled = [name for name in archive.namelist() if ".so" in name]
+    assert compiled == [f"gluon_amp/kernels/prebuilt/{library.name}"]  # and no second libgomp
+    bin = install(wheel, tmp_path / "venv")
+    bare = {"PATH": str(bin), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CXX": ""}
+    printed = run(bin / "gluon-amp", "doctor", env={**without_checkout(), **bare})
+    assert "C++ compiler: none found; C++ kernels: prebuilt, checked here" in printed
+    assert library.stem in run("ls", tmp_path / "cache" / "gluon_amp")  # that it passed its trial
+    assert run(bin / "gluon-amp", "build", env={**without_checkout(), **bare}).endswith(
+        f"{compiled[0]}\n"
+    )
 
 
 def test_an_installation_has_every_command(command, installed):
