@@ -23,7 +23,8 @@ from auditwheel.wheel_abi import analyze_wheel_abi
 from setuptools.command.bdist_wheel import bdist_wheel
 
 from experiments import ROOT, debian
-from gluon_amp.kernels import build, cache
+from gluon_amp.base.messages import UsageError
+from gluon_amp.kernels import build, cache, obtain
 from gluon_amp.training.command_line import Parser, status_of
 
 import mxnet as mx
@@ -43,6 +44,8 @@ template std::ostringstream::basic_ostringstream();
 
 def compile_in_debian(folder: Path) -> Path:
     """Return a library in a folder, without symbols and without paths of this machine."""
+    if os.geteuid() != 0:
+        raise UsageError("Compiling in Debian 11 takes root: run as root, or use --library.")
     root = debian.system("bullseye", packages=("g++",))
     header, library = folder / "older_libstdcxx.h", folder / "native.so"
     header.write_text(OLDER_LIBSTDCXX)
@@ -51,6 +54,7 @@ def compile_in_debian(folder: Path) -> Path:
     macros = [f"-D{name}={value}" for name, value in build.MXNET_MACROS.items()]
     with debian.bound(root, sources, mxnet, str(folder)):
         build.build(["chroot", str(root), "g++", *macros, *flags, str(header)], library)
+    obtain.try_in_subprocess(library)
     return library
 
 

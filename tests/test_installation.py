@@ -119,10 +119,6 @@ def test_a_wheel_with_kernels_needs_no_compiler(tmp_path):
     bare = {"PATH": str(bin), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CXX": ""}
     printed = run(bin / "gluon-amp", "doctor", env={**without_checkout(), **bare})
     assert "C++ compiler: none found; C++ kernels: prebuilt, checked here" in printed
-    assert library.stem in run("ls", tmp_path / "cache" / "gluon_amp")  # that it passed its trial
-    assert run(bin / "gluon-amp", "build", env={**without_checkout(), **bare}).endswith(
-        f"{compiled[0]}\n"
-    )
 
 
 def test_an_installation_has_every_command(command, installed):

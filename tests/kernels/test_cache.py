@@ -5,6 +5,7 @@ import os
 import pwd
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -68,19 +69,18 @@ def test_another_users_file_is_intact_only_in_the_wheel(stored, monkeypatch):
     assert not cache.intact(stored)
 
 
-@pytest.mark.parametrize("part", ["FLAGS", "MXNET_MACROS", "SOURCES", "mx"])
-def test_a_library_of_other_sources_is_not_intact(stored, part, tmp_path, monkeypatch):
-    class OtherMXNet:
-        __version__ = "1.9.2"
-
-    others = {"FLAGS": [], "MXNET_MACROS": {}, "SOURCES": tmp_path, "mx": OtherMXNet}
-    monkeypatch.setattr(build, part, others[part])
-    build.source_digest.cache_clear()
-    try:
-        assert not cache.intact(stored)
-        assert stored not in cache.libraries(tmp_path)
-    finally:
-        build.source_digest.cache_clear()
+@pytest.mark.parametrize(
+    "part, other",
+    [
+        *(("FLAGS", []), ("MXNET_MACROS", {}), ("SOURCES", Path("/none"))),
+        ("mx", SimpleNamespace(__version__="1.9.2")),
+    ],
+)
+def test_a_library_of_other_sources_is_not_used(stored, part, other, monkeypatch):
+    assert [*cache.libraries(stored.parent)] == [stored]
+    monkeypatch.setattr(build, part, other)
+    monkeypatch.setattr(cache, "source_digest", build.source_digest.__wrapped__)
+    assert not cache.intact(stored) and not [*cache.libraries(stored.parent)]
 
 
 def test_a_library_is_tried_once_on_each_machine(stored, monkeypatch):

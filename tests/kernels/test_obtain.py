@@ -1,8 +1,10 @@
 """Finding or building the C++ library: only one that was tried on this machine is used."""
 
 import os
+import re
 import sys
 import textwrap
+from unittest import mock
 
 import pytest
 
@@ -80,9 +82,9 @@ def wheel(builds):
 
 
 @pytest.fixture
-def no_compiler(monkeypatch):
-    monkeypatch.setenv("CXX", "")
-    monkeypatch.setenv("PATH", "")
+def bare():
+    """Return a context in which there is no compiler."""
+    return mock.patch.dict(os.environ, CXX="", PATH="")
 
 
 def test_first_use_says_once_what_it_builds_and_where_that_is_kept(builds, home, caplog):
@@ -143,32 +145,27 @@ def test_one_that_does_not_work_when_built_anew_is_given_up(builds, home):
     assert not list(path.parent.glob("build-*"))
 
 
-def test_without_a_compiler_a_library_that_was_brought_is_tried(builds, no_compiler):
+def test_without_a_compiler_a_library_that_was_brought_is_tried(builds, bare):
     path = fill(worked_here=False)
-    assert obtain.find_or_build() == path
-    path.write_bytes(b"damaged")
-    reason = rf"^no C\+\+ compiler: none of .* was found, and {path} is damaged, or was compiled "
-    with pytest.raises(BuildError, match=reason):
-        obtain.find_or_build()
-    path.unlink()
-    with pytest.raises(BuildError, match=r"was found, and this is not the manylinux wheel"):
-        obtain.find_or_build()
+    with bare:
+        assert obtain.find_or_build() == path
+        path.unlink()
+        with pytest.raises(BuildError, match=r"^no C\+\+ compiler: .*, and this is not the many"):
+            obtain.find_or_build()
 
 
 # --------------------------------------------------------------------------------- in the wheel
 
 
-def test_the_order_is_cache_then_wheel_then_compiler(wheel, builds, monkeypatch):
+def test_the_order_is_cache_then_wheel_then_compiler(wheel, builds):
     prebuilt = wheel()
     assert obtain.find() is None  # it was not tried yet
     assert obtain.find_or_build() == prebuilt == obtain.find()
     cached = fill()
-    assert obtain.find_or_build() == cached == obtain.find()
-    assert builds() == 0
+    assert obtain.find_or_build() == cached == obtain.find() and builds() == 0
     cached.unlink()
     prebuilt.unlink()
-    assert obtain.find_or_build() == cached
-    assert builds() == 1
+    assert obtain.find_or_build() == cached and builds() == 1
 
 
 FAULTS = {
@@ -179,41 +176,29 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_one_of_the_wheel_that_cannot_be_used_falls_through(fault, wheel, builds, caplog):
+def test_one_of_the_wheel_that_cannot_be_used_falls_through(fault, wheel, builds, caplog, bare):
     prebuilt = wheel(**FAULTS[fault])
-    path = obtain.find_or_build()
-    assert path.parent != prebuilt.parent and builds() == 1
-    (line,) = caplog.messages
-    damaged = f"since {prebuilt} is damaged, or was compiled from other sources: this takes"
-    failed = "since the trial of the kernels failed (killed by SIGSEGV): this takes"
-    assert (failed if fault == "a failure" else damaged) in line
-
-
-@pytest.mark.parametrize("fault", sorted(FAULTS))
-def test_without_a_compiler_the_fault_of_the_wheel_is_named(fault, wheel, no_compiler):
-    wheel(**FAULTS[fault])
-    with pytest.raises(BuildError, match=r"was found, and .*(is damaged, or|SIGSEGV)"):
+    reason = f"{prebuilt} is damaged, or was compiled from other sources"
+    if fault == "a failure":
+        reason = "the trial of the kernels failed (killed by SIGSEGV)"
+    with bare, pytest.raises(BuildError, match=f"was found, and {re.escape(reason)}$"):
         obtain.find_or_build()
+    assert obtain.find_or_build().parent != prebuilt.parent and builds() == 1
+    (line,) = caplog.messages
+    assert f"since {reason}: this takes" in line
 
 
-def test_another_mxnet_uses_none(wheel, builds, monkeypatch):
+def test_another_mxnet_uses_none(wheel, monkeypatch):
     wheel()
-    obtain.find_or_build()
     monkeypatch.setattr(obtain.mx, "__version__", "1.9.0")
-    assert obtain.find() is None
     with pytest.raises(BuildError, match="^they are for MXNet 1.9.1, and this is 1.9.0$"):
         obtain.find_or_build()
 
 
-@pytest.mark.parametrize("content", [GOOD, BROKEN])
-def test_without_a_cache_the_one_of_the_wheel_is_tried_each_time(content, wheel, monkeypatch):
-    prebuilt = wheel(content)
+def test_without_a_cache_the_one_of_the_wheel_is_used(wheel, monkeypatch):
+    prebuilt = wheel()
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
-    if content == GOOD:
-        assert obtain.find_or_build() == prebuilt
-    else:
-        with pytest.raises(BuildError, match="SIGSEGV"):
-            obtain.find_or_build()
+    assert obtain.find_or_build() == prebuilt
 
 
 # ------------------------------------------------------------------------------------- the trial
