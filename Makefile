@@ -14,7 +14,7 @@ BARE := $(patsubst cpu,mxnet==1.9.1,$(patsubst gluoncv,gluoncv==0.10.5.post0,$(p
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup train test test-all workers lint weights format zoo benchmark input results ablation edge floor \
-  photographs yardstick wire clients onnx operators handover horovod notebooks matrix asan docs clean
+  photographs yardstick wire clients onnx operators handover horovod notebooks matrix asan wheel docs clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
@@ -138,6 +138,9 @@ matrix: ## install, train and run the tests on Python 3.8 to 3.14 (hours; ARGS='
 
 asan: setup ## test the C++ operators under AddressSanitizer (a quarter of an hour)
 	$(BIN)/python -m experiments.address_sanitizer $(ARGS)
+
+wheel: setup ## build the wheel with compiled kernels, in a Debian 11 of its own, into dist (a few minutes)
+	$(BIN)/python -m experiments.wheel $(ARGS)
 
 # The variable silences an advertisement of Material's; --quiet would switch --strict off.
 docs: export NO_MKDOCS_2_WARNING = 1

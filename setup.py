@@ -88,6 +88,7 @@ EXTRAS = {
         "import-linter>=2.0",
         "grimp>=3.4",
         "mypy>=1.14,<1.15",  # the last one for Python 3.8
+        "auditwheel>=6,<6.2",  # the last ones for Python 3.8
         "uv>=0.4",  # resolves the pins of constraints.txt for each Python
     ],
 }
@@ -149,7 +150,7 @@ setup(
     packages=find_packages(include=["gluon_amp*"]),
     py_modules=["gluon_amp_console"],
     entry_points={"console_scripts": ["gluon-amp = gluon_amp_console:main"]},
-    package_data={"gluon_amp": ["**/*.cc", "**/*.h", "**/*.mplstyle", "py.typed"]},
+    package_data={"gluon_amp": ["**/*.cc", "**/*.h", "**/*.mplstyle", "**/*.so", "py.typed"]},
     python_requires=">=3.8,<3.15",
     install_requires=["numpy>=1.21,<3", 'setuptools; python_version>="3.12"'],
     extras_require=EXTRAS,

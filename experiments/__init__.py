@@ -25,6 +25,7 @@ NAME                 make target        what it does
 `redraw`                                writes pages and figures again from committed values
 `run_notebooks`      `make notebooks`   executes the notebooks and writes their pages
 `weights`            `make weights`     counts the files and lines of each part
+`wheel`              `make wheel`       builds the wheel that contains compiled kernels
 `wire`               `make wire`        adds gradients in 16 bits, and simulates many workers
 `yardstick`          `make yardstick`   compares losses and gradients of each dtype with float64
 `zoo_coverage`       `make zoo`         casts the networks of the Model Zoo and of GluonCV

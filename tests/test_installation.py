@@ -12,7 +12,9 @@ from zipfile import ZipFile
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.kernels import obtain
 from tests import ROOT
+from tests.marks import needs_library
 
 pytestmark = pytest.mark.slow
 
@@ -60,9 +62,13 @@ def sources():
 def installed(request, distributions, tmp_path_factory):
     """Return the `bin` of an environment with one of them and the packages of this environment."""
     folder = tmp_path_factory.mktemp(request.param)
-    run(sys.executable, "-m", "venv", "--without-pip", folder)
     package = distributions[request.param]
-    package = wheel(package, folder) if request.param == "sdist" else package
+    return install(wheel(package, folder) if request.param == "sdist" else package, folder)
+
+
+def install(package, folder):
+    """Return the `bin` of an environment in a folder with a wheel and this one's packages."""
+    run(sys.executable, "-m", "venv", "--without-pip", folder)
     pip = (sys.executable, "-m", "pip", "--python", folder / "bin" / "python", "install")
     run(*pip, "--no-deps", "--no-index", package, cwd=folder, env=without_checkout())
     packages = next(folder.glob("lib/python3.*/site-packages"))
@@ -96,6 +102,25 @@ def test_an_installation_trains_the_digits_in_an_empty_folder(command, installed
     assert list(tmp_path.iterdir()) == []
 
 
+@needs_library
+def test_a_wheel_with_kernels_needs_no_compiler(tmp_path):
+    """The library of this machine stands for one that is compiled in Debian 11."""
+    library = obtain.find()
+    build = (sys.executable, "-m", "experiments.wheel", "--library", library, "--output", tmp_path)
+    run(*build, cwd=ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
+    needed = re.findall(rb"\0GLIBC_2\.(\d+)", library.read_bytes())
+    assert int(re.search(r"-manylinux_2_(\d+)_", wheel.name).group(1)) >= max(map(int, needed))
+    assert "manylinux_2_" in run(sys.executable, "-m", "auditwheel", "show", wheel)
+    with ZipFile(wheel) as archive:
+        compiled = [name for name in archive.namelist() if ".so" in name]
+    assert compiled == [f"gluon_amp/kernels/prebuilt/{library.name}"]  # and no second libgomp
+    bin = install(wheel, tmp_path / "venv")
+    bare = {"PATH": str(bin), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CXX": ""}
+    printed = run(bin / "gluon-amp", "doctor", env={**without_checkout(), **bare})
+    assert "C++ compiler: none found; C++ kernels: prebuilt, checked here" in printed
+
+
 def test_an_installation_has_every_command(command, installed):
     assert "Policy float16 can run here" in command("doctor", "--policy", "float16")
     code = (
@@ -109,7 +134,7 @@ def test_an_installation_has_every_command(command, installed):
     printed = command(prog=(installed / "python", "-c", code))
     usages = re.findall(r"^usage: (\S+)", printed, re.MULTILINE)
     assert usages == re.findall(r"^  ([a-z-]+) ", command("--help"), re.MULTILINE)
-    assert len(usages) == 9
+    assert len(usages) == 10
 
 
 def test_the_source_distribution_has_every_file(distributions):

@@ -1,22 +1,21 @@
 """The C++ library of gluon_amp: built beforehand, loaded once, never required.
 
 It contains operators that round to a format in place (`src/rounding.cc`), and operators that check
-and update all parameters in one pass (`src/updates.cc`, called by `updates`). Without it MXNet's
-own operators compute instead, more slowly: with `GLUON_AMP_NATIVE=0`, without a compiler, or if it
-cannot be built or loaded or fails its trial. Both compute the same bits, with three exceptions.
-Sums over a batch, such as BatchNorm's, may be computed in another order, since our operators keep
-tensors in oneDNN's own layouts. Average pooling with the `full` convention and a clipped window has
-the gradient of finite differences here, and another one in MXNet. The maximum of an empty window is
--inf here, but under `fused_float32`.
+and update all parameters in one pass (`src/updates.cc`, called by `updates`). Without it, or with
+`GLUON_AMP_NATIVE=0`, MXNet's own operators compute instead, more slowly. Both compute the same
+bits, with three exceptions. Sums over a batch, such as BatchNorm's, may be computed in another
+order, since our operators keep tensors in oneDNN's own layouts. Average pooling with the `full`
+convention and a clipped window has the gradient of finite differences here, and another one in
+MXNet. The maximum of an empty window is -inf here, but under `fused_float32`.
 
-`obtain` finds or builds the library: `build` compiles it, `check` tries it in a separate process,
-and `cache` stores it. A library is only loaded if its bytes have the digest that was recorded when
-it was built, and if it passed a trial on this machine.
+`obtain` finds the library, in the cache or in the wheel, or builds it: `build` compiles it, `check`
+tries it in a separate process, and `cache` stores it. A library is only loaded if its bytes have
+the digest in its name, and if it passed a trial on this machine.
 
 Loading registers operators, which moves MXNet's tables of them. MXNet 1.9.1 reads these tables
 without a lock, in its engine and in every call of an operator (`Op::GetAttr` in
 3rdparty/tvm/nnvm/include/nnvm/op.h), and would read freed memory. So `import gluon_amp` loads the
-library if it was built, which `gluon-amp build` does. Otherwise `prepare` builds it when a net is
+library if it passed its trial, which `gluon-amp build` runs. Otherwise `prepare` does when a net is
 cast or a trainer is made. Both register while no operator runs: see `load`.
 """
 
@@ -31,7 +30,7 @@ from pathlib import Path
 from typing import Callable, Iterable, Iterator, List, Optional
 
 from gluon_amp.base.messages import reason_of
-from gluon_amp.kernels import obtain
+from gluon_amp.kernels import cache, obtain
 from gluon_amp.kernels.build import BuildError
 
 import mxnet as mx
@@ -63,14 +62,11 @@ def library() -> Optional[ctypes.CDLL]:
 
 
 def load_if_built() -> None:
-    """Load the library if it was built and worked on this machine; `import gluon_amp` calls this.
+    """Load the library if it passed its trial on this machine; `import gluon_amp` calls this.
 
     It reads files only: it starts no program and creates nothing.
     """
-    with _deciding:
-        path = None if _decided or _switched_off() else obtain.find()
-        if path is not None:
-            _decided.append(_load_or_warn(lambda: path))
+    _load_or_warn(obtain.find)
 
 
 def prepare(contexts: Iterable[mx.Context] = ()) -> None:
@@ -81,49 +77,42 @@ def prepare(contexts: Iterable[mx.Context] = ()) -> None:
     the library is not available. One of the devices has to be a CPU. If they are unknown (none),
     the library is not built on a machine with a GPU.
     """
-    with _deciding:
-        if not _decided and _needed(list(contexts)):
-            _decided.append(None if _switched_off() else _load_or_warn(obtain.find_or_build))
+    types = {context.device_type for context in contexts}
+    if not _decided and (types != {"gpu"} if types else mx.context.num_gpus() == 0):
+        _load_or_warn(obtain.find_or_build)
 
 
-def _needed(contexts: List[mx.Context]) -> bool:
-    if contexts:
-        return any(context.device_type != "gpu" for context in contexts)
-    return mx.context.num_gpus() == 0
-
-
-def _switched_off() -> bool:
-    return os.environ.get("GLUON_AMP_NATIVE") == "0"
-
-
-def _load_or_warn(find: Callable[[], Path]) -> Optional[ctypes.CDLL]:
+def _load_or_warn(find: Callable[[], Optional[Path]]) -> None:
+    """Load the library that `find` returns, unless it is decided, switched off or not found."""
     setting = os.environ.get("GLUON_AMP_NATIVE", "")
-    try:
-        loaded = load(find())
-        if setting in INSTRUCTION_SETS and not _select(setting, loaded):
-            raise BuildError(f"this processor does not run GLUON_AMP_NATIVE={setting}")
-        return loaded
-    except (BuildError, OSError) as error:
-        logger.warning(
-            "gluon_amp's C++ kernels are not used, which makes it slower on this CPU: %s. "
-            "GLUON_AMP_NATIVE=0 silences this.",
-            reason_of(error),
-        )
-        return None
+    with _deciding:
+        if _decided or setting == "0":
+            return
+        try:
+            path = find()
+            if path is None:
+                return
+            loaded = load(path)
+            if setting in INSTRUCTION_SETS and not select(setting, loaded):
+                raise BuildError(f"this processor does not run GLUON_AMP_NATIVE={setting}")
+            _decided.append(loaded)
+        except (BuildError, OSError) as error:
+            _decided.append(None)
+            logger.warning(
+                "gluon_amp's C++ kernels are not used, which makes it slower on this CPU: %s. "
+                "GLUON_AMP_NATIVE=0 silences this.",
+                reason_of(error),
+            )
 
 
-def select(instruction_set: Optional[str]) -> bool:
+def select(instruction_set: Optional[str], loaded: Optional[ctypes.CDLL] = None) -> bool:
     """Use one of `INSTRUCTION_SETS` from now on; None is the best one of this processor.
 
     Return False, and change nothing, if the library or this processor does not have it.
     """
-    loaded = library()
-    return loaded is not None and _select(instruction_set, loaded)
-
-
-def _select(instruction_set: Optional[str], loaded: ctypes.CDLL) -> bool:
+    loaded = loaded or library()
     number = 0 if instruction_set is None else INSTRUCTION_SETS[instruction_set]
-    return bool(loaded.gluon_amp_select(number))
+    return loaded is not None and bool(loaded.gluon_amp_select(number))
 
 
 def load(path: Path) -> ctypes.CDLL:
@@ -145,16 +134,14 @@ def load(path: Path) -> ctypes.CDLL:
             if status != _BUSY:
                 break
             if time.monotonic() > deadline:
-                raise BuildError(
-                    f"other threads have called MXNet for {PATIENCE} seconds without a pause"
-                )
+                raise BuildError(f"other threads call MXNet without a pause for {PATIENCE} seconds")
             time.sleep(0.01)
-    if status == _USERS_ERROR:
-        raise mx.base.MXNetError(message.value.decode(errors="replace"))
-    if status == _FAILED:
-        raise BuildError(message.value.decode(errors="replace"))
+    if status != _REGISTERED:
+        kind = mx.base.MXNetError if status == _USERS_ERROR else BuildError
+        raise kind(message.value.decode(errors="replace"))
     loaded = ctypes.CDLL(str(path))
     loaded.gluon_amp_take_largest.restype = ctypes.c_float
+    loaded.prebuilt = path.parent == cache.PREBUILT
     return loaded
 
 

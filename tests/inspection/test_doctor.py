@@ -43,6 +43,7 @@ def pretend(monkeypatch):
             "cpu_bfloat16": True,
             "compiler": "g++",
             "native": True,
+            "prebuilt": False,
         }
         monkeypatch.setattr(detection, "read_machine", lambda: Machine(**{**facts, **other}))
         for variable in environment.VARIABLES:
@@ -203,7 +204,7 @@ def test_the_whole_report_of_a_machine(pretend):
         "MXNet   1.9.1 (mxnet-cu117), with CUDA\n"
         "CPU     AMD EPYC 9R14, 2 cores\n"
         "        F16C, AVX2, AVX512, AVX512_BF16\n"
-        "        C++ compiler: g++; C++ kernels: in use\n"
+        "        C++ compiler: g++; C++ kernels: compiled here\n"
         "GPU 0   Tesla V100-SXM2-16GB (7.0): runs MXNet, and float16 on Tensor Cores.\n"
         "\n"
         "Policies on the GPU\n"

@@ -1,16 +1,15 @@
 """Finding or building the C++ library: only one that was tried on this machine is used."""
 
-import hashlib
-import json
 import os
+import re
 import sys
 import textwrap
+from unittest import mock
 
 import pytest
 
 from gluon_amp.kernels import build, cache, obtain
 from gluon_amp.kernels.build import BuildError
-from gluon_amp.kernels.cache import CachedLibrary
 from tests import ROOT
 from tests.lowering import printed
 from tests.marks import needs_library
@@ -24,7 +23,7 @@ GOOD, BROKEN = b"code that works" * 100, b"code that crashes" * 100
 def trial(path):
     """Stands for the trial in a subprocess, for libraries that are only bytes."""
     if path.read_bytes() != GOOD:
-        raise BuildError("the trial of the built kernels failed (killed by SIGSEGV)")
+        raise BuildError("the trial of the kernels failed (killed by SIGSEGV)")
 
 
 def compiler_of(home, library):
@@ -49,11 +48,11 @@ def compiler_of(home, library):
 
 def fill(content=GOOD, worked_here=True):
     """Store a library in the cache, as if it was built here."""
-    path = cache.folder() / f"native-{build.source_digest()}.so"
+    path = cache.folder() / cache.file_name(content)
     path.write_bytes(content)
-    digest = hashlib.sha256(content).hexdigest()
-    manifest = {"sha256": digest, "worked_on": [cache.machine()] if worked_here else []}
-    CachedLibrary(path).manifest.write_text(json.dumps(manifest))
+    path.chmod(0o600)
+    if worked_here:
+        cache.trial(path.parent, path).touch()
     return path
 
 
@@ -63,8 +62,29 @@ def builds(home, monkeypatch):
     (home / "linked.so").write_bytes(GOOD)
     monkeypatch.setenv("CXX", str(compiler_of(home, home / "linked.so")))
     monkeypatch.setattr(obtain, "try_in_subprocess", trial)
+    monkeypatch.setattr(cache, "PREBUILT", home / "prebuilt")
     log = home / "builds"
     return lambda: len(log.read_text()) if log.exists() else 0
+
+
+@pytest.fixture
+def wheel(builds):
+    """Return what puts a library into the wheel that is installed."""
+
+    def put(content=GOOD, name=None):
+        path = cache.PREBUILT / (name or cache.file_name(content))
+        path.parent.mkdir()
+        path.write_bytes(content)
+        path.chmod(0o666)  # whoever can change it can change the Python code, too
+        return path
+
+    return put
+
+
+@pytest.fixture
+def bare():
+    """Return a context in which there is no compiler."""
+    return mock.patch.dict(os.environ, CXX="", PATH="")
 
 
 def test_first_use_says_once_what_it_builds_and_where_that_is_kept(builds, home, caplog):
@@ -79,7 +99,7 @@ def test_first_use_says_once_what_it_builds_and_where_that_is_kept(builds, home,
     assert len(caplog.records) == 1
     assert builds() == 1
     kept = {file.name for file in folder.iterdir()}
-    assert kept == {"lock", path.name, path.with_suffix(".json").name}
+    assert kept == {"lock", path.name, cache.trial(folder, path).name}
 
 
 def test_an_intact_library_that_worked_here_is_neither_tried_nor_built(builds, monkeypatch):
@@ -90,20 +110,21 @@ def test_an_intact_library_that_worked_here_is_neither_tried_nor_built(builds, m
 
 
 def test_an_import_finds_a_library_without_starting_a_program(builds, home, monkeypatch):
-    monkeypatch.setattr(build, "run_all", lambda *_, **__: pytest.fail("a program was started"))
+    monkeypatch.setattr(build, "run", lambda *_, **__: pytest.fail("a program was started"))
     assert obtain.find() is None
     assert not (home / ".cache").exists()  # and creates nothing
     path = fill()
     assert obtain.find() == path
-    fill(worked_here=False)  # it was not tried on this machine
+    cache.trial(path.parent, path).unlink()  # it was not tried on this machine
     assert obtain.find() is None
 
 
 @pytest.mark.parametrize("content", [GOOD, BROKEN])
 def test_a_library_that_was_brought_is_tried_and_built_anew_if_it_does_not_work(builds, content):
-    path = fill(content, worked_here=False)
-    assert obtain.find_or_build() == path == obtain.find()
-    assert path.read_bytes() == GOOD
+    brought = fill(content, worked_here=False)
+    path = obtain.find_or_build()
+    assert path == obtain.find() and path.read_bytes() == GOOD
+    assert (path == brought) == (content == GOOD)
     assert builds() == (content == BROKEN)
 
 
@@ -118,29 +139,75 @@ def test_a_truncated_library_is_built_anew(builds):
 def test_one_that_does_not_work_when_built_anew_is_given_up(builds, home):
     path = fill(BROKEN, worked_here=False)
     (home / "linked.so").write_bytes(BROKEN)
-    with pytest.raises(BuildError, match=r"^the trial of the built kernels failed \(.+\)$"):
+    with pytest.raises(BuildError, match=r"^the trial of the kernels failed \(.+\)$"):
         obtain.find_or_build()
-    assert builds() == 1
+    assert builds() == 1 and obtain.find() is None
     assert not list(path.parent.glob("build-*"))
 
 
-def test_without_a_compiler_a_library_that_was_brought_is_tried(builds, monkeypatch):
+def test_without_a_compiler_a_library_that_was_brought_is_tried(builds, bare):
     path = fill(worked_here=False)
-    monkeypatch.setenv("CXX", "")
-    monkeypatch.setenv("PATH", "")
-    assert obtain.find_or_build() == path
-    fill(BROKEN, worked_here=False)
-    with pytest.raises(BuildError, match="the trial of the built kernels failed"):
+    with bare:
+        assert obtain.find_or_build() == path
+        path.unlink()
+        with pytest.raises(BuildError, match=r"^no C\+\+ compiler: .*, and this is not the many"):
+            obtain.find_or_build()
+
+
+# --------------------------------------------------------------------------------- in the wheel
+
+
+def test_the_order_is_cache_then_wheel_then_compiler(wheel, builds):
+    prebuilt = wheel()
+    assert obtain.find() is None  # it was not tried yet
+    assert obtain.find_or_build() == prebuilt == obtain.find()
+    cached = fill()
+    assert obtain.find_or_build() == cached == obtain.find() and builds() == 0
+    cached.unlink()
+    prebuilt.unlink()
+    assert obtain.find_or_build() == cached and builds() == 1
+
+
+FAULTS = {
+    "damaged": {"content": GOOD[1:], "name": cache.file_name(GOOD)},
+    "of other sources": {"name": "native-0123456789abcdef-0123456789abcdef.so"},
+    "a failure": {"content": BROKEN},
+}
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS))
+def test_one_of_the_wheel_that_cannot_be_used_falls_through(fault, wheel, builds, caplog, bare):
+    prebuilt = wheel(**FAULTS[fault])
+    reason = f"{prebuilt} is damaged, or was compiled from other sources"
+    if fault == "a failure":
+        reason = "the trial of the kernels failed (killed by SIGSEGV)"
+    with bare, pytest.raises(BuildError, match=f"was found, and {re.escape(reason)}$"):
         obtain.find_or_build()
-    path.write_bytes(b"damaged")
-    with pytest.raises(BuildError, match="no C[+][+] compiler"):
+    assert obtain.find_or_build().parent != prebuilt.parent and builds() == 1
+    (line,) = caplog.messages
+    assert f"since {reason}: this takes" in line
+
+
+def test_another_mxnet_uses_none(wheel, monkeypatch):
+    wheel()
+    monkeypatch.setattr(obtain.mx, "__version__", "1.9.0")
+    with pytest.raises(BuildError, match="^they are for MXNet 1.9.1, and this is 1.9.0$"):
         obtain.find_or_build()
+
+
+def test_without_a_cache_the_one_of_the_wheel_is_used(wheel, monkeypatch):
+    prebuilt = wheel()
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/none")
+    assert obtain.find_or_build() == prebuilt
+
+
+# ------------------------------------------------------------------------------------- the trial
 
 
 def test_the_trial_fails_for_a_library_that_crashes(tmp_path):
     content = LIBRARY.read_bytes()
     (tmp_path / "native.so").write_bytes(content[:4096].ljust(len(content), b"\0"))
-    with pytest.raises(BuildError, match=r"^the trial of the built kernels failed \(.+\)$"):
+    with pytest.raises(BuildError, match=r"^the trial of the kernels failed \(.+\)$"):
         obtain.try_in_subprocess(tmp_path / "native.so")
 
 

@@ -210,7 +210,7 @@ def _how_to_get_kernels(machine: Machine) -> str:
         return "unset GLUON_AMP_NATIVE"
     if machine.compiler:
         return "run `gluon-amp build`, which shows why its C++ kernels are missing"
-    return "install a C++ compiler (`apt-get install g++`)"
+    return "install a C++ compiler (`apt-get install g++`) or gluon_amp's manylinux wheel"
 
 
 def _without(machine: Machine) -> str:

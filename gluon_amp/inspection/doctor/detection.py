@@ -56,7 +56,8 @@ class Machine(NamedTuple):
     all_cpu_flags: FrozenSet[str]
     cpu_bfloat16: bool  # whether bfloat16 is native there
     compiler: Optional[str]
-    native: bool
+    native: bool  # whether the C++ kernels are in use
+    prebuilt: bool  # whether they are those of a wheel
 
 
 def read_machine() -> Machine:
@@ -81,6 +82,7 @@ def read_machine() -> Machine:
         cpu_bfloat16=bfloat16.is_native(kernels.available()),
         compiler=" ".join(compiler) if compiler else None,
         native=kernels.available(),
+        prebuilt=kernels.available() and kernels.library().prebuilt,
     )
 
 

@@ -61,6 +61,7 @@ class Report(Preformatted):
                 "bfloat16": machine.cpu_bfloat16,
                 "compiler": machine.compiler,
                 "native": machine.native,
+                "prebuilt": machine.prebuilt,
                 "load": machine.load,
                 "warning": self._busy or None,
             },
@@ -102,7 +103,8 @@ class Report(Preformatted):
         cuda = "with CUDA" if m.cuda_build else "without CUDA"
         cores = f"{m.cores} core{'s' if m.cores != 1 else ''}" if m.cores else "cores unknown"
         features = advice.cpu_features(m.cpu_flags) or ["no instruction set that matters here"]
-        kernels = "in use" if m.native else "not in use"
+        origin = "prebuilt, checked here" if m.prebuilt else "compiled here"
+        kernels = origin if m.native else "not in use"
         return [
             ("Python", f"{m.python}, numpy {m.numpy}, {m.system}"),
             ("MXNet", f"{m.mxnet} ({wheel}), {cuda}"),
