@@ -8,6 +8,7 @@ import contextlib
 import importlib
 import multiprocessing
 import sys
+from operator import attrgetter
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, Optional, Tuple
 
@@ -47,7 +48,7 @@ NAMES: Dict[str, Dict[str, Any]] = {
     },
     "mxnet/numpy/fallback.py": {
         "alltrue": _renamed("all"),
-        "in1d": lambda ar1, ar2, **options: np.isin(ar1, ar2, **options).reshape(-1),
+        "in1d": lambda *arguments, **options: np.isin(*arguments, **options).reshape(-1),
         "msort": lambda a: np.sort(a, axis=0),
         "trapz": _renamed("trapezoid"),
         **{name: _removed(name) for name in ("mirr", "npv", "pmt", "ppmt", "pv", "rate")},
@@ -95,6 +96,8 @@ WRITERS = ("mxnet._ctypes.ndarray", "mxnet._ctypes.symbol", "mxnet.io.io")
 # Functions of MXNet that read what numpy 2 changed, and the names that they read from now on.
 RENAMED: Dict[Tuple[str, str], Dict[str, str]] = {
     ("mxnet.symbol.symbol", "var"): {"str": "plain_text"},
+    ("mxnet.metric", "Perplexity.update"): {"asscalar": "as_wide_scalar"},  # local sums
+    ("mxnet.contrib.quantization", "_get_optimal_threshold"): {"asnumpy": "asscalar"},
     ("mxnet.recordio", "pack"): {"tostring": "tobytes"},
     ("mxnet.recordio", "pack_img"): {"tostring": "tobytes"},
     ("mxnet.ndarray.ndarray", "moveaxis"): {"core": "lib", "numeric": "array_utils"},
@@ -102,34 +105,47 @@ RENAMED: Dict[Tuple[str, str], Dict[str, str]] = {
 
 
 def mend() -> None:
-    """Mend MXNet's functions that are wrong with numpy 2, and its workers from Python 3.14 on."""
+    """Mend what MXNet does wrong with numpy 1.24, with numpy 2 and on Python 3.14."""
+    from mxnet import lr_scheduler, metric, optimizer
+    from mxnet.ndarray import NDArray
+
+    NDArray.__array__ = _as_numpy
     if sys.version_info >= (3, 14):
         importlib.import_module("mxnet.gluon.data.dataloader").multiprocessing = forking()
     if not NUMPY_2:
         return
     for module in WRITERS:
         sys.modules[module].str = plain_text  # type: ignore[attr-defined]
-    for (module, name), names in RENAMED.items():
-        function = getattr(sys.modules[module], name)
+    for (module, path), names in RENAMED.items():
+        function = attrgetter(path)(sys.modules[module])
         # It stays the same object, wherever it was imported.
         read = tuple(names.get(name, name) for name in function.__code__.co_names)
         function.__code__ = function.__code__.replace(co_names=read)
         function.__globals__.setdefault("plain_text", plain_text)
-    from mxnet import metric
-    from mxnet.ndarray import NDArray
-
-    metric.EvalMetric.__setattr__ = _set_wide
     NDArray.asscalar = _asscalar
+    NDArray.as_wide_scalar = lambda array: _wide(_asscalar(array))
+    for holder in (metric.EvalMetric, optimizer.Optimizer, lr_scheduler.LRScheduler):
+        holder.__setattr__ = _set_wide
 
 
-def _set_wide(metric: Any, name: str, value: Any) -> None:
-    """Keep the sums of a metric in float64.
+def _wide(value: Any) -> Any:
+    return np.float64(value) if isinstance(value, (np.float16, np.float32)) else value
 
-    They begin with a number of Python, which takes the dtype of what is added (NEP 50). A sum in
-    float16 overflows, and one in float32 drifts.
+
+def _set_wide(holder: Any, name: str, value: Any) -> None:
+    """Keep sums of metrics and hyperparameters in float64.
+
+    A number of Python takes the dtype of what is added or multiplied (NEP 50). The sum of a metric
+    begins with one: in float16 it would overflow, and in float32 it would drift.
     """
-    narrow = isinstance(value, (np.float16, np.float32))
-    object.__setattr__(metric, name, np.float64(value) if narrow else value)
+    object.__setattr__(holder, name, _wide(value))
+
+
+def _as_numpy(array: Any, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:
+    """Return an array for functions of numpy; from 1.24 on they refuse endless sequences."""
+    if copy is False:
+        raise ValueError("numpy cannot read an array of MXNet without a copy: leave copy=False out")
+    return array.asnumpy() if dtype is None else array.asnumpy().astype(dtype, copy=False)
 
 
 def _asscalar(array: Any) -> Any:
