@@ -9,6 +9,7 @@ NAME                 make target        what it does
 ===================  =================  =========================================================
 `ablation`           `make ablation`    trains without masters, without loss scaling, without pins
 `address_sanitizer`  `make asan`        tests the C++ operators under AddressSanitizer
+`arm64`              `make arm64`       trains on an emulated Linux arm64, without C++ kernels
 `clients`            `make clients`     trains clients of MXNet, such as GluonCV, with every policy
 `cuda_kernels`                          runs the CUDA build without a GPU, to see what it launches
 `edge`               `make edge`        finds the learning rates at which each dtype diverges

@@ -5,8 +5,10 @@ Both need root, as binding folders of this machine does.
 
 import contextlib
 import os
+import platform
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
@@ -17,6 +19,9 @@ SYSTEMS = ROOT / ".debian"
 # What lets programs reach the network in the way of this machine, where it has one of its own
 NETWORK = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/xdg/pip", "/etc/ssl/certs")
 ALWAYS = ("/proc", "/dev")
+# Debian's names of architectures that qemu emulates, and Linux's
+MACHINES = {"arm64": "aarch64"}
+FORMATS = Path("/proc/sys/fs/binfmt_misc")
 
 
 def system(suite: str, architecture: str = "amd64", packages: Sequence[str] = ()) -> Path:
@@ -26,6 +31,8 @@ def system(suite: str, architecture: str = "amd64", packages: Sequence[str] = ()
     qemu-user-static.
     """
     folder = SYSTEMS / "-".join([suite, architecture, *sorted(packages)])
+    if MACHINES.get(architecture, platform.machine()) != platform.machine():
+        _emulate(MACHINES[architecture])
     if folder.is_dir():
         return folder
     if shutil.which("debootstrap") is None or os.geteuid() != 0:
@@ -41,6 +48,27 @@ def system(suite: str, architecture: str = "amd64", packages: Sequence[str] = ()
         raise UsageError(f"Debian {suite} for {architecture} cannot be made: {' '.join(last)}")
     made.rename(folder)
     return folder
+
+
+def _emulate(machine: str) -> None:
+    """Let Linux start programs of another machine in qemu, which most systems do when they start."""
+    rule = Path(f"/usr/lib/binfmt.d/qemu-{machine}.conf")
+    if (FORMATS / rule.stem).exists():
+        return
+    if not rule.exists() or os.geteuid() != 0:
+        raise UsageError(f"programs for {machine} are run by root with qemu-user-static: install it.")
+    if not (FORMATS / "register").exists():
+        subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", str(FORMATS)], check=True)
+    (FORMATS / "register").write_text(rule.read_text())
+
+
+@contextlib.contextmanager
+def copied(system: Path) -> Iterator[Path]:
+    """Return a context with a copy of a system, for programs that change it."""
+    with tempfile.TemporaryDirectory(prefix="copy-", dir=SYSTEMS) as folder:
+        root = Path(folder, "root")
+        subprocess.run(["cp", "-a", "--reflink=auto", str(system), str(root)], check=True)
+        yield root
 
 
 @contextlib.contextmanager

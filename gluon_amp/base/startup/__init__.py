@@ -1,6 +1,6 @@
 """The import of MXNet, and what it needs before and after it to work on this machine."""
 
-from gluon_amp.base.startup import compat, cpu, cuda_libraries
+from gluon_amp.base.startup import compat, cpu, cuda_libraries, supported
 
 MXNET_MISSING = (
     "MXNet is not installed: run `pip install 'gluon-amp[cpu]'` for a machine without a GPU, "
@@ -12,9 +12,11 @@ MXNET_MISSING = (
 def import_mxnet() -> None:
     """Import MXNet with its CUDA libraries, numpy's old aliases and fast settings for a CPU.
 
-    An `ImportError` is one sentence: the package to install, the system library that is missing, or
-    the environment variable that MXNet cannot read.
+    An `ImportError` is one sentence: the system or the MXNet that cannot be used, the package to
+    install, the system libraries that are missing, or the environment variable that MXNet cannot
+    read.
     """
+    supported.check()
     cpu.check_variables()
     cuda_libraries.preload()
     compat.restore_numpy_aliases()
@@ -37,7 +39,4 @@ def _import_mxnet() -> None:
             ) from None
         raise
     except OSError as error:
-        raise ImportError(
-            f"MXNet could not load a system library ({error}): on Debian or Ubuntu run "
-            "`apt-get install libgomp1 libquadmath0`."
-        ) from None
+        raise ImportError(supported.cannot_load(error)) from None
