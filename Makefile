@@ -7,6 +7,10 @@ BIN := $(VENV)/bin
 # What training needs; a GPU needs cu112 or cu117 in place of cpu. The other targets add to it.
 EXTRAS ?= cpu,gluoncv,data
 TOOLS := pretrained,results,docs,test,notebooks,tensorboard,export
+COMMA := ,
+# What Python 3.13 and later install without its metadata, which ask for numpy 1 (see setup.py)
+BARE := $(patsubst cpu,mxnet==1.9.1,$(patsubst gluoncv,gluoncv==0.10.5.post0,$(patsubst cu%,mxnet-cu%==1.9.1, \
+  $(filter cpu cu% gluoncv,$(subst $(COMMA), ,$(EXTRAS))))))
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup train test test-all workers lint weights format zoo benchmark input results ablation edge floor \
@@ -26,6 +30,7 @@ $(VENV)/.created: .ci/check-python
 
 $(VENV)/.train: $(VENV)/.created setup.py constraints.txt
 	$(INSTALL) -e '.[$(EXTRAS)]'
+	$(INSTALL) --no-deps $(BARE)
 	@touch $@
 
 # The C++ kernels are built before they are needed; without a compiler MXNet's own are used.
@@ -128,7 +133,7 @@ handover: setup ## install PyTorch in .handover, hand networks over to it and co
 notebooks: setup ## execute the notebooks (ARGS=--short: quickly, and write nothing)
 	$(BIN)/python -m experiments.run_notebooks $(ARGS)
 
-matrix: ## install, train and run the tests on Python 3.8 to 3.12 (hours; ARGS='--only 3.8')
+matrix: ## install, train and run the tests on Python 3.8 to 3.14 (hours; ARGS='--only 3.8')
 	$(PYTHON) -m experiments.matrix $(ARGS)
 
 asan: setup ## test the C++ operators under AddressSanitizer (a quarter of an hour)

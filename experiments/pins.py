@@ -17,7 +17,7 @@ from unittest import mock
 from experiments import ROOT
 from experiments.standalone import command_line
 
-PYTHONS = [f"3.{minor}" for minor in range(8, 13)]
+PYTHONS = [f"3.{minor}" for minor in range(8, 15)]
 RESOLVE = [
     *(sys.executable, "-m", "uv", "pip", "compile", "-", "--quiet"),
     *("--no-header", "--no-annotate", "--no-python-downloads", "--only-binary", ":all:"),

@@ -76,7 +76,7 @@ def name_of(requirement):
 
 def test_the_metadata_of_the_package():
     metadata = pin_check.metadata()
-    assert metadata["python_requires"] == ">=3.8,<3.13"
+    assert metadata["python_requires"] == ">=3.8,<3.15"
     assert metadata["version"] == amp.__version__
     assert not any(name_of(r).startswith("mxnet") for r in metadata["install_requires"])
     for extra, requirements in metadata["extras_require"].items():  # each has one wheel of MXNet
@@ -123,9 +123,9 @@ def test_a_pin_that_a_python_cannot_install_or_that_is_missing_is_named(index, m
 @pytest.mark.parametrize(
     "version, venv_works, sentence",
     [
-        *((f"3.{minor}", True, "") for minor in range(8, 13)),
-        ("3.13", True, "is Python 3.13, but MXNet 1.9.1 needs 3.8 to 3.12"),
-        ("3.7", True, "is Python 3.7, but MXNet 1.9.1 needs 3.8 to 3.12"),
+        *((f"3.{minor}", True, "") for minor in range(8, 15)),
+        ("3.15", True, "is Python 3.15, but MXNet 1.9.1 needs 3.8 to 3.14"),
+        ("3.7", True, "is Python 3.7, but MXNet 1.9.1 needs 3.8 to 3.14"),
         ("3.11", False, "has no venv module: on Debian or Ubuntu"),
         (None, False, "was not found"),
     ],
@@ -196,7 +196,7 @@ def test_matrix_runs_the_makefile_of_a_copy_with_one_numpy(status, result, tmp_p
 
 
 def test_matrix_covers_every_python_and_a_missing_one_has_not_passed(monkeypatch, capsys):
-    assert sorted({int(version[2:]) for version, _ in matrix.PAIRS}) == [8, 9, 10, 11, 12]
+    assert sorted({int(version[2:]) for version, _ in matrix.PAIRS}) == [8, 9, 10, 11, 12, 13, 14]
     monkeypatch.setattr(matrix, "PAIRS", [("3.99", "1.26.4")])
     assert matrix.main([]) == 1
     assert "skipped: python3.99 is not installed" in capsys.readouterr().out

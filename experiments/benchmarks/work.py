@@ -15,8 +15,7 @@ from experiments.benchmarks.suites import Case
 from experiments.standalone import compat
 
 # what `import gluon_amp` does first: MXNet 1.9.1 needs it beside numpy 1.24 or Python 3.12
-compat.restore_numpy_aliases()
-compat.restore_distutils()
+compat.restore()
 
 from experiments.benchmarks.networks import BUILT
 

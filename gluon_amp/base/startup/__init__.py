@@ -19,10 +19,10 @@ def import_mxnet() -> None:
     supported.check()
     cpu.check_variables()
     cuda_libraries.preload()
-    compat.restore_numpy_aliases()
-    compat.restore_distutils()
+    compat.restore()
     with cpu.one_thread_per_core():
         _import_mxnet()
+    compat.mend()
     cpu.configure()
 
 
