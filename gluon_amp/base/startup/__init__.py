@@ -2,12 +2,6 @@
 
 from gluon_amp.base.startup import compat, cpu, cuda_libraries, supported
 
-MXNET_MISSING = (
-    "MXNet is not installed: run `pip install 'gluon-amp[cpu]'` for a machine without a GPU, "
-    "or `pip install 'gluon-amp[cu112]'` / `'gluon-amp[cu117]'` for an NVIDIA GPU "
-    "(only one of the three; they exclude each other)."
-)
-
 
 def import_mxnet() -> None:
     """Import MXNet with its CUDA libraries, numpy's old aliases and fast settings for a CPU.
@@ -31,7 +25,7 @@ def _import_mxnet() -> None:
         import mxnet  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name == "mxnet":
-            raise ImportError(MXNET_MISSING) from None
+            raise ImportError(supported.MISSING) from None
         if error.name and error.name.split(".")[0] == "distutils":
             raise ImportError(
                 "MXNet 1.9.1 needs distutils, which Python 3.12 dropped: "

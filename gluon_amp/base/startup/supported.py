@@ -15,7 +15,18 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
+from gluon_amp.base.startup.cuda_libraries import DRIVER, LIBRARIES
+
 VERSIONS = ("1.9.1", "1.9.0")
+
+# From Python 3.13 on, the extras cannot bring MXNet, whose metadata ask for numpy 1.
+INSTALL = (
+    "`pip install 'gluon-amp[cpu]'`, then `pip install --no-deps mxnet==1.9.1` (for an NVIDIA GPU "
+    "cu112 and mxnet-cu112, or cu117 and mxnet-cu117)"
+    if sys.version_info >= (3, 13)
+    else "`pip install 'gluon-amp[cpu]'` (for an NVIDIA GPU cu112 or cu117 in place of cpu)"
+)
+MISSING = f"MXNet is not installed: run {INSTALL}; only one of the three fits."
 
 # Names of the packages on PyPI that hold a whole MXNet, of all its versions
 WHEEL = re.compile(r"mxnet(-native|-mkl|-cu\d+(mkl)?)?", re.IGNORECASE)
@@ -23,8 +34,8 @@ WHEEL = re.compile(r"mxnet(-native|-mkl|-cu\d+(mkl)?)?", re.IGNORECASE)
 SYSTEMS = {
     "win32": "MXNet 1.9.1 has no wheel for Windows, and gluon_amp was never run there: "
     "use Linux, for example in WSL 2.",
-    "musl": "MXNet's wheels need glibc, and this Linux has musl, as Alpine does: use Debian, Ubuntu "
-    "or Fedora, for example the container image debian:13-slim.",
+    "musl": "MXNet's wheels need glibc, and this Linux has musl, as Alpine does: "
+    "use Debian, Ubuntu or Fedora, for example the image debian:13-slim.",
 }
 
 # The libraries that a bare system may lack: Debian's and Ubuntu's package, Fedora's and RHEL's
@@ -33,7 +44,7 @@ PACKAGES = {
     "libquadmath.so.0": ("libquadmath0", "libquadmath"),
     "libstdc++.so.6": ("libstdc++6", "libstdc++"),
     "libgcc_s.so.1": ("libgcc-s1", "libgcc"),
-    "libopenblas.so.0": ("libopenblas0", "openblas-openmp"),
+    "libopenblas.so.0": ("libopenblas0", "openblas"),
 }
 MANAGERS = ("on Debian or Ubuntu run `apt-get install {}`", "on Fedora or RHEL `dnf install {}`")
 ARM = ("libarmpl_lp64_mp.so", "libamath.so", "libastring.so")
@@ -49,20 +60,15 @@ def check() -> None:
     system = "musl" if is_musl else sys.platform
     if system in SYSTEMS:
         raise ImportError(SYSTEMS[system])
-    version = mxnet_version()
-    if version and re.match(r"[\d.]*\d", version)[0] not in VERSIONS:
-        wheels = " ".join(_installed_wheels())
+    version = getattr(sys.modules.get("mxnet"), "__version__", None)
+    version = version or _libinfo().get("__version__", VERSIONS[0])
+    if re.match(r"[\d.]*\d", version)[0] not in VERSIONS:
+        names = (one.metadata["Name"] or "" for one in importlib.metadata.distributions())
+        wheels = " ".join(sorted(filter(WHEEL.fullmatch, names)))
         raise ImportError(
             f"gluon_amp needs MXNet {' or '.join(VERSIONS)}, and this is MXNet {version}: run "
-            f"`pip uninstall {wheels or 'mxnet'}`, then `pip install 'gluon-amp[cpu]'` "
-            "(or `'gluon-amp[cu112]'` or `'gluon-amp[cu117]'` for an NVIDIA GPU)."
+            f"`pip uninstall {wheels or 'mxnet'}`, then {INSTALL}."
         )
-
-
-def mxnet_version() -> str:
-    """Return the version of the MXNet that is or would be imported; an empty string if none is."""
-    module = sys.modules.get("mxnet")
-    return getattr(module, "__version__", "") or _libinfo().get("__version__", "")
 
 
 def cannot_load(error: OSError) -> str:
@@ -74,27 +80,19 @@ def cannot_load(error: OSError) -> str:
     cures = [manager.format(" ".join(p)) for manager, p in zip(MANAGERS, zip(*known))]
     cures += [ARM_CURE] if set(ARM).intersection(missing) else []
     names = " and ".join([*filter(None, [", ".join(missing[:-1])]), missing[-1]])
-    cure = ", ".join(cures) or "install the packages that have them"
+    cure = ", ".join(cures) or "install the package that has it"
     return f"MXNet needs {names}, which this system's loader does not find: {cure}."
 
 
 def _missing_libraries() -> List[str]:
-    """Return the libraries that MXNet's needs and that cannot be loaded, as far as ldd lists them.
-
-    The libraries of CUDA are in folders that ldd does not search, and were loaded before.
-    """
+    """Return the libraries that MXNet needs and the loader does not find, as ldd lists them."""
+    loaded = {DRIVER, *(library.soname for library in LIBRARIES)}  # of CUDA, from their packages
     paths = _libinfo().get("find_lib_path", list)()
-    with contextlib.suppress(OSError, UnicodeError):
-        done = subprocess.run(["ldd", *paths[:1]], capture_output=True, encoding="utf-8")
-        names = dict.fromkeys(re.findall(r"^\s*(\S+) => not found", done.stdout, re.MULTILINE))
-        return [name for name in names if not _can_be_loaded(name)]
+    with contextlib.suppress(OSError):  # there is no ldd
+        done = subprocess.run(["ldd", *paths[:1]], capture_output=True, text=True)
+        names = re.findall(r"^\s*(\S+) => not found", done.stdout, re.MULTILINE)
+        return [name for name in dict.fromkeys(names) if name not in loaded]
     return []
-
-
-def _can_be_loaded(name: str) -> bool:
-    with contextlib.suppress(OSError):
-        return bool(ctypes.CDLL(name))
-    return False
 
 
 def _libinfo() -> Dict[str, Any]:
@@ -105,8 +103,3 @@ def _libinfo() -> Dict[str, Any]:
             if Path(folder, "libinfo.py").is_file():
                 return runpy.run_path(str(Path(folder, "libinfo.py")))
     return {}
-
-
-def _installed_wheels() -> List[str]:
-    names = (one.metadata["Name"] or "" for one in importlib.metadata.distributions())
-    return sorted({name for name in names if WHEEL.fullmatch(name)})
