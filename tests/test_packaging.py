@@ -12,6 +12,7 @@ import pytest
 import gluon_amp as amp
 from experiments import matrix
 from experiments import pins as pin_check
+from gluon_amp.base.messages import BARE
 from tests import ROOT
 from tests.documents.test_docs import DOCUMENTED
 
@@ -84,6 +85,8 @@ def test_the_metadata_of_the_package():
         assert wheels == ({MXNET_WHEELS[extra]} if extra in MXNET_WHEELS else set())
         if extra in ("cu112", "cu117"):  # MXNet cannot load version 9
             assert "nvidia-cudnn-cu11==8.9.6.50" in requirements
+    for extra, bare in BARE.items():  # newer Pythons install it without its metadata
+        assert f'{bare}; python_version < "3.13"' in metadata["extras_require"][extra]
 
 
 @pytest.fixture
@@ -146,6 +149,7 @@ def test_make_train_runs_the_published_command():
     out, _ = printed("make", "-n", "train", "VENV=somewhere", "ARGS=--seed 1")
     script = "somewhere/bin/python scripts/train_imagenet.py"
     assert f"{script} --dtype float16 --batch-size 256 --seed 1" in out.splitlines()
+    assert f"--no-deps {BARE['cpu']} {BARE['gluoncv']}\n" in out
 
 
 @needs_make

@@ -3,6 +3,7 @@
 import contextlib
 import difflib
 import math
+import sys
 from itertools import islice
 from typing import Iterable, Iterator, List, Sequence
 
@@ -15,8 +16,23 @@ class UsageError(ValueError):
     """A request of the user that cannot be met; the message is one sentence for the user."""
 
 
-# With the versions that run together
-PIP = "pip install -c constraints.txt"
+# What Python 3.13 and later install without its metadata, which ask for numpy 1 (see setup.py)
+BARE = {
+    "cpu": "mxnet==1.9.1",
+    "cu112": "mxnet-cu112==1.9.1",
+    "cu117": "mxnet-cu117==1.9.1",
+    "gluoncv": "gluoncv==0.10.5.post0",
+}
+
+
+def install(extra: str, pip: str = "pip install -c constraints.txt") -> str:
+    """Return the command that installs an extra of this package on this Python.
+
+    With the constraints it brings the versions that were run together.
+    """
+    command = f"{pip} 'gluon-amp[{extra}]'"
+    bare = extra in BARE and sys.version_info >= (3, 13)
+    return f"{command} && pip install --no-deps {BARE[extra]}" if bare else command
 
 
 @contextlib.contextmanager
@@ -28,7 +44,7 @@ def from_extra(extra: str, problem: str) -> Iterator[None]:
     try:
         yield
     except ImportError:
-        raise UsageError(f"{problem}: run `{PIP} 'gluon-amp[{extra}]'`.") from None
+        raise UsageError(f"{problem}: run `{install(extra)}`.") from None
 
 
 COMPARED = 2000  # difflib takes up to a millisecond for each comparison

@@ -9,7 +9,7 @@ Programming Guide). Tensor Cores came with 7.0, but the chips TU116 and TU117 ha
 import os
 from typing import FrozenSet, List, NamedTuple, Optional, Tuple
 
-from gluon_amp.base.messages import PIP
+from gluon_amp.base.messages import install
 from gluon_amp.inspection.doctor.detection import Gpu, Machine
 from gluon_amp.policy import FUSED, PRESETS, Policy
 
@@ -68,7 +68,7 @@ def about_no_gpu(machine: Machine) -> str:
     if machine.driver.gpus and not machine.cuda_build:
         return (
             "MXNet is installed for CPUs only and uses no GPU: run `pip uninstall mxnet`, then "
-            f"`{PIP} 'gluon-amp[cu117]'`."
+            f"`{install('cu117')}`."
         )
     if machine.driver.gpus:
         return ""

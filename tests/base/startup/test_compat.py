@@ -73,7 +73,9 @@ def test_a_metric_sums_in_float64(name):
     for dtype, values in batches.items():
         metric.reset()
         for _ in range(3000):
-            metric.update([nd.zeros((40,) if name != "mae" else (40, 1))], [prediction.astype(dtype)])
+            metric.update(
+                [nd.zeros((40,) if name != "mae" else (40, 1))], [prediction.astype(dtype)]
+            )
         values.extend([metric.get()[1], metric.get_global()[1]])
     np.testing.assert_allclose(batches["float16"], batches["float32"], rtol=2e-3)
 
