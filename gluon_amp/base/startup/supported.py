@@ -15,18 +15,13 @@ import sys
 from pathlib import Path
 from typing import Any, Dict, List
 
+from gluon_amp.base.messages import install
 from gluon_amp.base.startup.cuda_libraries import DRIVER, LIBRARIES
 
 VERSIONS = ("1.9.1", "1.9.0")
 
-# From Python 3.13 on, the extras cannot bring MXNet, whose metadata ask for numpy 1.
-INSTALL = (
-    "`pip install 'gluon-amp[cpu]'`, then `pip install --no-deps mxnet==1.9.1` (for an NVIDIA GPU "
-    "cu112 and mxnet-cu112, or cu117 and mxnet-cu117)"
-    if sys.version_info >= (3, 13)
-    else "`pip install 'gluon-amp[cpu]'` (for an NVIDIA GPU cu112 or cu117 in place of cpu)"
-)
-MISSING = f"MXNet is not installed: run {INSTALL}; only one of the three fits."
+INSTALL = f"`{install('cpu', 'pip install')}`, or for an NVIDIA GPU cu112 or cu117 in place of cpu"
+MISSING = f"MXNet is not installed: run {INSTALL} (only one of the three; they exclude each other)."
 
 # Names of the packages on PyPI that hold a whole MXNet, of all its versions
 WHEEL = re.compile(r"mxnet(-native|-mkl|-cu\d+(mkl)?)?", re.IGNORECASE)
