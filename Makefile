@@ -14,11 +14,12 @@ BARE := $(patsubst cpu,mxnet==1.9.1,$(patsubst gluoncv,gluoncv==0.10.5.post0,$(p
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup train test test-all workers lint weights format zoo benchmark input results ablation edge floor \
-  photographs yardstick wire clients onnx operators handover horovod notebooks matrix asan wheel docs clean
+  photographs yardstick wire clients onnx operators handover horovod notebooks matrix arm64 container asan wheel docs \
+  clean
 .DEFAULT_GOAL := help
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /make \1	/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z0-9-]*\):.*## /make \1	/p' $(MAKEFILE_LIST)
 
 setup: $(VENV)/.setup ## create .venv and install the pinned dependencies of every target
 
@@ -135,6 +136,12 @@ notebooks: setup ## execute the notebooks (ARGS=--short: quickly, and write noth
 
 matrix: ## install, train and run the tests on Python 3.8 to 3.14 (hours; ARGS='--only 3.8')
 	$(PYTHON) -m experiments.matrix $(ARGS)
+
+arm64: setup ## train the README's network on an emulated Linux arm64 (root, qemu-user-static; minutes)
+	$(BIN)/python -m experiments.arm64 $(ARGS)
+
+container: setup ## run the lines of the Dockerfile in a bare Debian, and train there (root; minutes)
+	$(BIN)/python -m experiments.container $(ARGS)
 
 asan: setup ## test the C++ operators under AddressSanitizer (a quarter of an hour)
 	$(BIN)/python -m experiments.address_sanitizer $(ARGS)

@@ -9,7 +9,9 @@ NAME                 make target        what it does
 ===================  =================  =========================================================
 `ablation`           `make ablation`    trains without masters, without loss scaling, without pins
 `address_sanitizer`  `make asan`        tests the C++ operators under AddressSanitizer
+`arm64`              `make arm64`       trains on an emulated Linux arm64, without C++ kernels
 `clients`            `make clients`     trains clients of MXNet, such as GluonCV, with every policy
+`container`          `make container`   runs the lines of the Dockerfile without Docker, and trains
 `cuda_kernels`                          runs the CUDA build without a GPU, to see what it launches
 `edge`               `make edge`        finds the learning rates at which each dtype diverges
 `floor_of_chance`    `make floor`       compares float32 with itself disturbed, and with each dtype
@@ -31,9 +33,9 @@ NAME                 make target        what it does
 `zoo_coverage`       `make zoo`         casts the networks of the Model Zoo and of GluonCV
 ===================  =================  =========================================================
 
-`standalone`, `environments` and `pages` are no programs: the first loads the modules of gluon_amp
-that work without MXNet, the second makes virtual environments, and the third fills in the pages of
-`docs/`, whose words stand in the pages.
+`standalone`, `environments`, `debian` and `pages` are no programs: the first loads the modules of
+gluon_amp that work without MXNet, the second makes virtual environments, the third bare Debian
+systems, and the last fills in the pages of `docs/`, whose words stand in the pages.
 """
 
 from pathlib import Path

@@ -5,8 +5,10 @@ Both need root, as binding folders of this machine does.
 
 import contextlib
 import os
+import platform
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
@@ -14,9 +16,14 @@ from experiments import ROOT
 from gluon_amp.base.messages import UsageError
 
 SYSTEMS = ROOT / ".debian"
-# What lets programs reach the network in the way of this machine, where it has one of its own
-NETWORK = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/xdg/pip", "/etc/ssl/certs")
+# What lets programs reach the network in the way of this machine, where it has one of its own. The
+# certificates are seen elsewhere, as installing ca-certificates in a system writes its own ones.
+NETWORK = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/xdg/pip")
+CERTIFICATES, SEEN_AT = "/etc/ssl/certs", "/run/certificates"
 ALWAYS = ("/proc", "/dev")
+# Debian's names of architectures that qemu emulates, and Linux's
+MACHINES = {"arm64": "aarch64"}
+FORMATS = Path("/proc/sys/fs/binfmt_misc")
 
 
 def system(suite: str, architecture: str = "amd64", packages: Sequence[str] = ()) -> Path:
@@ -26,6 +33,8 @@ def system(suite: str, architecture: str = "amd64", packages: Sequence[str] = ()
     qemu-user-static.
     """
     folder = SYSTEMS / "-".join([suite, architecture, *sorted(packages)])
+    if MACHINES.get(architecture, platform.machine()) != platform.machine():
+        _emulate(MACHINES[architecture])
     if folder.is_dir():
         return folder
     if shutil.which("debootstrap") is None or os.geteuid() != 0:
@@ -43,15 +52,47 @@ def system(suite: str, architecture: str = "amd64", packages: Sequence[str] = ()
     return folder
 
 
+def _emulate(machine: str) -> None:
+    """Let Linux start programs of another machine in qemu, as most systems do when they start."""
+    rule = Path(f"/usr/lib/binfmt.d/qemu-{machine}.conf")
+    if (FORMATS / rule.stem).exists():
+        return
+    if not rule.exists() or os.geteuid() != 0:
+        raise UsageError(
+            f"programs for {machine} are run by root with qemu-user-static: install it."
+        )
+    if not (FORMATS / "register").exists():
+        subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", str(FORMATS)], check=True)
+    (FORMATS / "register").write_text(rule.read_text())
+
+
+@contextlib.contextmanager
+def copied(system: Path) -> Iterator[Path]:
+    """Return a context with a copy of a system, for programs that change it."""
+    root = Path(tempfile.mkdtemp(prefix="copy-", dir=SYSTEMS.resolve()), "root")
+    try:
+        subprocess.run(["cp", "-a", "--reflink=auto", str(system), str(root)], check=True)
+        yield root
+    finally:
+        if (
+            str(root) not in Path("/proc/self/mounts").read_text()
+        ):  # or files of this machine go, too
+            shutil.rmtree(root.parent)
+
+
 @contextlib.contextmanager
 def bound(root: Path, *folders: str) -> Iterator[None]:
-    """Return a context in which files of this machine are seen in a system, at the same paths."""
+    """Return a context in which files of this machine are seen in a system, at the same paths.
+
+    A system cannot write to those of the network, only to `folders`.
+    """
     targets = []
     try:
-        for source in map(Path, [*ALWAYS, *NETWORK, *folders]):
+        for source in map(Path, [*ALWAYS, *NETWORK, CERTIFICATES, *folders]):
             if not source.exists():
                 continue
-            target = root / source.relative_to("/")
+            seen_at = Path(SEEN_AT) if str(source) == CERTIFICATES else source
+            target = root / seen_at.relative_to("/")
             if source.is_dir():
                 target.mkdir(parents=True, exist_ok=True)
             else:
@@ -59,6 +100,8 @@ def bound(root: Path, *folders: str) -> Iterator[None]:
                 target.touch()
             subprocess.run(["mount", "--bind", str(source.resolve()), str(target)], check=True)
             targets.append(target)
+            if str(source) in (*NETWORK, CERTIFICATES):
+                subprocess.run(["mount", "-o", "remount,bind,ro", str(target)], check=True)
         yield
     finally:
         for target in reversed(targets):
@@ -73,7 +116,11 @@ def run(root: Path, command: str, **variables: str) -> "subprocess.CompletedProc
         "LC_ALL": "C.UTF-8",
         "DEBIAN_FRONTEND": "noninteractive",
         "PIP_ROOT_USER_ACTION": "ignore",
-        **{name: os.environ[name] for name in ("PIP_CERT", "SSL_CERT_FILE") if name in os.environ},
+        **{
+            name: os.environ[name].replace(CERTIFICATES, SEEN_AT)
+            for name in ("PIP_CERT", "SSL_CERT_FILE")
+            if name in os.environ
+        },
         **variables,
     }
     return subprocess.run(

@@ -15,10 +15,11 @@ from gluon_amp.policy import op_table
 import mxnet as mx
 from mxnet.base import SymbolHandle, c_str_array
 
-# Registered only if MXNet is built with oneDNN, CUDA, NVRTC or TensorRT
+# Registered only if MXNet is built with oneDNN, CUDA, NVRTC or TensorRT; the last two in 1.9.1 only
 ONLY_IN_SOME_BUILDS = """
     _sg_mkldnn_conv _sg_mkldnn_fully_connected _sg_mkldnn_selfatt_qk _sg_mkldnn_selfatt_valatt
     _FusedOp _FusedOpHelper _FusedOpOutHelper _TensorRT _contrib_mrcnn_mask_target
+    _contrib_quantize_asym _contrib_quantized_rnn
 """.split()
 
 

@@ -1,20 +1,16 @@
 """The import of MXNet, and what it needs before and after it to work on this machine."""
 
-from gluon_amp.base.startup import compat, cpu, cuda_libraries
-
-MXNET_MISSING = (
-    "MXNet is not installed: run `pip install 'gluon-amp[cpu]'` for a machine without a GPU, "
-    "or `pip install 'gluon-amp[cu112]'` / `'gluon-amp[cu117]'` for an NVIDIA GPU "
-    "(only one of the three; they exclude each other)."
-)
+from gluon_amp.base.startup import compat, cpu, cuda_libraries, supported
 
 
 def import_mxnet() -> None:
     """Import MXNet with its CUDA libraries, numpy's old aliases and fast settings for a CPU.
 
-    An `ImportError` is one sentence: the package to install, the system library that is missing, or
-    the environment variable that MXNet cannot read.
+    An `ImportError` is one sentence: the system or the MXNet that cannot be used, the package to
+    install, the system libraries that are missing, or the environment variable that MXNet cannot
+    read.
     """
+    supported.check()
     cpu.check_variables()
     cuda_libraries.preload()
     compat.restore()
@@ -29,7 +25,7 @@ def _import_mxnet() -> None:
         import mxnet  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name == "mxnet":
-            raise ImportError(MXNET_MISSING) from None
+            raise ImportError(supported.MISSING) from None
         if error.name and error.name.split(".")[0] == "distutils":
             raise ImportError(
                 "MXNet 1.9.1 needs distutils, which Python 3.12 dropped: "
@@ -37,7 +33,4 @@ def _import_mxnet() -> None:
             ) from None
         raise
     except OSError as error:
-        raise ImportError(
-            f"MXNet could not load a system library ({error}): on Debian or Ubuntu run "
-            "`apt-get install libgomp1 libquadmath0`."
-        ) from None
+        raise ImportError(supported.cannot_load(error)) from None

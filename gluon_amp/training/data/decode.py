@@ -1,16 +1,21 @@
 """Decodes images with OpenCV, which releases Python's global lock."""
 
+import contextlib
+import importlib.metadata
 import struct
 from typing import Callable, Optional, Tuple
 
 import numpy as np
 
-from gluon_amp.base.messages import from_extra
+from gluon_amp.base.messages import UsageError, from_extra
 
+_unloadable: Optional[ImportError] = None  # why OpenCV cannot be loaded, though it is installed
 try:
     import cv2
-except ImportError:
+except ModuleNotFoundError:
     cv2 = None
+except ImportError as error:
+    cv2, _unloadable = None, error
 
 Size = Tuple[int, int]  # height, width
 Box = Tuple[int, int, int, int]  # top, left, height, width
@@ -28,7 +33,16 @@ class DecodeError(ValueError):
 
 
 def require_opencv() -> None:
-    """Raise `UsageError` if OpenCV is not installed."""
+    """Raise `UsageError` if OpenCV is not installed, or lacks the libraries of a screen."""
+    if _unloadable:
+        headless = "opencv-python-headless"  # of the same version, which fits this numpy
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            headless += f"=={importlib.metadata.version('opencv-python')}"
+        raise UsageError(
+            f"OpenCV cannot be loaded ({_unloadable}): on a machine without a screen run "
+            f"`pip uninstall opencv-python`, then `pip install {headless}`; otherwise, on Debian "
+            "or Ubuntu, `apt-get install libgl1 libglib2.0-0`."
+        )
     if cv2 is None:
         with from_extra("data", "images are decoded with OpenCV, which is not installed"):
             raise ImportError

@@ -1,6 +1,8 @@
 """Decoding: against OpenCV, at reduced sizes, and files that are not whole images."""
 
 import io
+import runpy
+import sys
 
 import cv2
 import numpy as np
@@ -124,3 +126,15 @@ def test_without_opencv_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr(decode, "cv2", None)
     with pytest.raises(UsageError, match=r"OpenCV, which is not installed: run `pip install"):
         decode.require_opencv()
+
+
+def test_where_opencv_lacks_libraries_of_a_screen_it_names_the_wheel_without_one(
+    monkeypatch, tmp_path
+):
+    (tmp_path / "cv2.py").write_text("raise ImportError('libxcb.so.1: cannot open it')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "cv2")
+    with pytest.raises(
+        UsageError, match=r"\(libxcb.so.1: .*headless(==[\d.]+)?`;.*apt-get install"
+    ):
+        runpy.run_path(decode.__file__)["require_opencv"]()

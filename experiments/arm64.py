@@ -1,0 +1,69 @@
+"""Train the README's network on Linux arm64, which qemu emulates, without C++ kernels.
+
+    make arm64
+
+MXNet's wheel needs three libraries of Arm, which no package index has. Others stand in for them:
+OpenBLAS, glibc's libm, and LAPACKE. So this shows that gluon_amp runs there, and says nothing of
+Arm's libraries or of speed. The first run makes a Debian 12 with MXNet in `.debian`.
+
+The loss scale begins where the README's ends. From a higher one, the first step is skipped:
+gluon_amp repeats no pass there, as MXNet's build for arm64 keeps graphs in another layout.
+"""
+
+import re
+import time
+from shlex import quote
+from typing import Optional, Sequence
+
+from experiments import ROOT, debian
+from experiments.standalone import command_line
+from gluon_amp.base.startup.supported import ARM
+
+PACKAGES = ("libgomp1", "liblapacke", "libopenblas0-pthread", "python3-venv")
+STAND_INS = ("openblas-pthread/libopenblas.so.0", "libm.so.6", "liblapacke.so.3")
+COPIES = [f"cp -L /lib/aarch64-linux-gnu/{a} /opt/arm/{b}" for a, b in zip(STAND_INS, ARM)]
+INSTALL = (
+    "test -e /opt/mxnet/installed || (python3 -m venv --clear /opt/mxnet"
+    " && /opt/mxnet/bin/pip install -q -c constraints.txt mxnet && touch /opt/mxnet/installed)"
+)
+PYTHON = "/opt/mxnet/bin/python -BW ignore -c"
+SCALE = '"sgd", {"learning_rate": 0.0003}, loss_scale=amp.DynamicLossScale(init_scale=128)'
+
+
+def program(dtype: str) -> str:
+    """Return the README's example, up to its last step, in a dtype."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    example = re.search(r"```python\n(.*?)\nprint\(amp\.diagnose", text, re.DOTALL)[1]
+    example = re.sub(r'"sgd", \{.*?\}', SCALE, example)
+    return example.replace('"float16"', f'"{dtype}"').replace(":.2f", ":.4f")
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Check the sentence for the missing libraries, then train; return 0 if both are right."""
+    command_line.Parser(description=__doc__.splitlines()[0]).parse_args(arguments)
+    system = debian.system("bookworm", "arm64", PACKAGES)
+    steps = {
+        "install": INSTALL,
+        "without the libraries": f"{PYTHON} 'import gluon_amp' 2>&1 | grep 'needs {ARM[0]}'",
+        "with others in their place": " && ".join(["mkdir -p /opt/arm", *COPIES]),
+        **{dtype: f"{PYTHON} {quote(program(dtype))}" for dtype in ("float32", "float16")},
+    }
+    losses = []
+    with debian.bound(system, str(ROOT)):
+        for name, command in steps.items():
+            start, folder = time.perf_counter(), "" if name == list(steps)[1] else "/opt/arm"
+            variables = {"GLUON_AMP_NATIVE": "0", "LD_LIBRARY_PATH": folder}
+            done = debian.run(system, f"cd '{ROOT}' && {command}", **variables)
+            seconds = time.perf_counter() - start
+            print(f"== {name}: {seconds:.0f} s\n{done.stdout}", end="", flush=True)
+            if done.returncode:
+                return 1
+            losses.append(
+                [float(loss) for loss in re.findall(r"loss ([\d.]+)$", done.stdout, re.M)]
+            )
+    near = [abs(a - b) < 0.1 * a for a, b in zip(*losses[-2:])]
+    return 0 if near == [True] * 4 else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
