@@ -9,6 +9,9 @@ import contextlib
 import os
 import random
 import sys
+import threading
+from inspect import getattr_static
+from types import BuiltinMethodType
 from typing import Any, Callable, FrozenSet, Iterable, Iterator, List, Optional, Tuple
 
 import numpy as np
@@ -48,32 +51,95 @@ class WouldFreeze(BaseException):
     """Raised into the code that is traced, past its own `except Exception`."""
 
 
-def _reason(event: str, frame: Any, function: Any) -> Optional[str]:
-    if event == "call":
-        return _REASONS.get(id(frame.f_code))
-    if event == "c_call":
-        owner = getattr(function, "__self__", None)
-        return DRAWS if isinstance(owner, GENERATORS) or function is os.urandom else None
-    return None
+def _is_generator(value: Any) -> bool:
+    """Return whether a value is a generator or its method."""
+    return isinstance(value, GENERATORS) or isinstance(getattr(value, "__self__", None), GENERATORS)
+
+
+def _draws(function: Any, first: Any) -> bool:
+    """Return whether a function in C draws numbers; `first` is its argument, as of a method."""
+    if _is_generator(function) or function is os.urandom:
+        return True
+    name = getattr(function, "__name__", "")
+    return isinstance(first, GENERATORS) and getattr_static(type(first), name, None) is function
+
+
+# Whether Python's profiler sees no draws of numpy, as numpy 2 has methods that it takes for none
+HIDDEN = not isinstance(np.random.rand, BuiltinMethodType)
+
+
+def _may_draw(frame: Any) -> bool:
+    """Return whether code of the user names numpy's random module or a generator."""
+    names, world = frame.f_code.co_names, frame.f_globals
+    if world.get("__name__", "").partition(".")[0] in ("mxnet", "gluon_amp"):
+        return False
+    values = [*map(world.get, names), *frame.f_locals.values()]
+    values += [value for one in values if isinstance(one, Block) for value in vars(one).values()]
+    return any(
+        value is np.random or (value is np and "random" in names) or _is_generator(value)
+        for value in values
+    )
 
 
 @contextlib.contextmanager
 def watch(is_frozen: Callable[[], bool]) -> Iterator[None]:
     """Raise `WouldFreeze` in a with block, before code does what a trace would do only once.
 
-    Nothing but Python's own hook for profilers can see that without patching. `is_frozen` says
+    Nothing but Python's own hooks for profilers can see that without patching. `is_frozen` says
     whether the running block was hybridized by the user, so that it would freeze without a cast,
-    too. A profiler of the user pauses. One that is unknown and cannot pause stays, and then nothing
-    is watched.
+    too. Nothing is watched where no hook is free.
     """
 
-    def profile(frame: Any, event: str, function: Any) -> None:
-        reason = _reason(event, frame, function)
+    def judge(reason: Optional[str]) -> None:
         if reason and (reason is FUNCTION or not is_frozen()):
             raise WouldFreeze(reason)
 
+    with (_monitored if sys.version_info >= (3, 12) else _profiled)(judge):
+        yield
+
+
+@contextlib.contextmanager
+def _monitored(judge: Callable[[Optional[str]], None]) -> Iterator[None]:
+    """Watch by `sys.monitoring`, beside the user's own tools; it sees all threads."""
+    monitoring, thread = sys.monitoring, threading.get_ident()
+    tool = next((one for one in range(6) if monitoring.get_tool(one) is None), None)
+    if tool is None:
+        yield
+        return
+
+    def starts(code: Any, offset: int) -> None:
+        if threading.get_ident() == thread:
+            judge(_REASONS.get(id(code)))
+
+    def calls(code: Any, offset: int, function: Any, first: Any) -> None:
+        if threading.get_ident() == thread:
+            judge(DRAWS if _draws(function, first) else None)
+
+    events = monitoring.events
+    monitoring.use_tool_id(tool, "gluon_amp")
+    try:
+        monitoring.register_callback(tool, events.PY_START, starts)
+        monitoring.register_callback(tool, events.CALL, calls)
+        monitoring.set_events(tool, events.PY_START | events.CALL)
+        yield
+    finally:
+        monitoring.set_events(tool, 0)
+        monitoring.free_tool_id(tool)
+
+
+@contextlib.contextmanager
+def _profiled(judge: Callable[[Optional[str]], None]) -> Iterator[None]:
+    """Watch by `sys.setprofile`: a profiler of the user pauses, and one that cannot pause stays."""
+
+    def profile(frame: Any, event: str, function: Any) -> None:
+        if event == "call":
+            draws = DRAWS if HIDDEN and _may_draw(frame) else None
+            judge(_REASONS.get(id(frame.f_code), draws))
+        elif event == "c_call":
+            judge(DRAWS if _draws(function, None) else None)
+
     users = sys.getprofile()
-    in_c = users is not None and not callable(users)  # as cProfile's before Python 3.12
+    in_c = users is not None and not callable(users)  # as cProfile's
     if in_c and not hasattr(users, "disable"):
         yield
         return

@@ -125,6 +125,7 @@ CASES = {
     "caught": (draws_once, None),
     "random": (lambda net, F, x: net.dense(x) * random.choice([1, 2]), None),
     "generator": (lambda net, F, x: net.dense(x) * float(GENERATOR.normal()), None),
+    "own generator": (lambda net, F, x: net.dense(x) * float(net.rng.normal()), None),
     "mxnet": (lambda net, F, x: net.dense(x) * nd.random.uniform().asscalar(), None),
     "count": (counts, None),
     "kept": (keeps, None),
@@ -143,7 +144,7 @@ def trained(forward, change, policy):
     GENERATOR.seed(1), random.seed(1), np.random.seed(1), mx.random.seed(1)
     children = {"drop": nn.Dropout(0.0), "own": OwnForward()}
     net, inner = nn.HybridSequential(), Net(forward, dense=nn.Dense(4, in_units=4), **children)
-    inner.scale, inner.state = 0.0, nd.ones((1,))
+    inner.scale, inner.state, inner.rng = 0.0, nd.ones((1,)), np.random.RandomState(1)
     net.add(nn.Dense(4, in_units=3), inner, nn.Dense(2, in_units=4))
     net.initialize(mx.init.Uniform(0.5))
     if policy:
