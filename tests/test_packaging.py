@@ -12,7 +12,7 @@ import pytest
 import gluon_amp as amp
 from experiments import matrix
 from experiments import pins as pin_check
-from gluon_amp.base.messages import BARE
+from gluon_amp.base.messages import BARE, install
 from tests import ROOT
 from tests.documents.test_docs import DOCUMENTED
 
@@ -217,5 +217,5 @@ def test_without_mxnet_the_import_names_the_extras():
         "import gluon_amp\n"
     )
     last = printed(sys.executable, "-c", code, status=1)[1].splitlines()[-1]
-    start = "ImportError: MXNet is not installed: run `pip install 'gluon-amp[cpu]'`"
+    start = f"ImportError: MXNet is not installed: run `{install('cpu', 'pip install')}`"
     assert last.startswith(start) and "cu112" in last and "cu117" in last

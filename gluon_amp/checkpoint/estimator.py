@@ -36,7 +36,7 @@ class BatchProcessor(stock.BatchProcessor):
     ...     net, mx.gluon.loss.L2Loss(), trainer=trainer, batch_processor=amp.BatchProcessor())
     >>> batch = mx.nd.array([[1, 2]]), mx.nd.array([[1]])
     >>> _, _, _, loss = estimator.batch_processor.fit_batch(estimator, batch)
-    >>> loss[0].asscalar(), net.weight.grad().asnumpy().tolist()
+    >>> float(loss[0].asscalar()), net.weight.grad().asnumpy().tolist()
     (2.0, [[256.0, 512.0]])
     """
 

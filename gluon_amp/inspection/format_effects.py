@@ -36,9 +36,9 @@ def effect_of(values: np.ndarray, format_: FloatFormat) -> Effect:
     kept = np.isfinite(rounded)
     squares = float(np.square(scaled[kept]).sum())
     return Effect(
-        underflow=np.count_nonzero(rounded == 0) / values.size,
-        overflow=(values.size - np.count_nonzero(kept)) / values.size,
+        underflow=int((rounded == 0).sum()) / values.size,
+        overflow=(values.size - int(kept.sum())) / values.size,
         error=math.sqrt(np.square((rounded - scaled)[kept]).sum() / squares) if squares else 0.0,
-        subnormal=np.count_nonzero(np.abs(scaled) < format_.smallest_normal) / values.size,
+        subnormal=int((np.abs(scaled) < format_.smallest_normal).sum()) / values.size,
         scale=2.0**exponent,
     )

@@ -192,7 +192,7 @@ def _row(
 ) -> Row:
     """Return a row; elements of `size` that `values` does not hold are zeros."""
     largest = float(np.abs(values).max(initial=0))
-    zero = 1 - np.count_nonzero(values) / max(size, 1)
+    zero = 1 - int(np.count_nonzero(values)) / max(size, 1)
     effects = {name: effect_of(values, FORMATS[name]) for name in formats}
     return Row(*place, largest, zero, loss_scale, effects)
 

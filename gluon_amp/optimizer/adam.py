@@ -50,7 +50,7 @@ class Adam(MasterOptimizer):
     >>> optimizer = amp.optimizer.Adam(learning_rate=0.5)
     >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
     >>> optimizer.update_multi_precision(0, weight, gradient, state)
-    >>> weight.asscalar(), round(float(master.asscalar()), 6)
+    >>> float(weight.asscalar()), round(float(master.asscalar()), 6)
     (0.5, 0.500001)
     """
 
@@ -188,7 +188,7 @@ class AdamW(Adam):
     >>> optimizer = amp.optimizer.AdamW(learning_rate=0.5, wd=0.5)
     >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
     >>> optimizer.update_multi_precision(0, weight, gradient, state)
-    >>> weight.asscalar(), round(float(master.asscalar()), 6)
+    >>> float(weight.asscalar()), round(float(master.asscalar()), 6)
     (0.25, 0.250001)
     """
 

@@ -61,7 +61,7 @@ class LARS(SGD):
     >>> optimizer = amp.optimizer.LARS(learning_rate=0.5, momentum=0, eta=0.5)
     >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
     >>> optimizer.update_multi_precision(0, weight, gradient, state)
-    >>> weight.asscalar(), round(float(master.asscalar()), 6)
+    >>> float(weight.asscalar()), round(float(master.asscalar()), 6)
     (0.75, 0.75)
     """
 
@@ -205,7 +205,7 @@ class LAMB(MasterOptimizer):
     >>> optimizer = amp.optimizer.LAMB(learning_rate=0.5)
     >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
     >>> optimizer.update_multi_precision(0, weight, gradient, state)
-    >>> weight.asscalar(), round(float(master.asscalar()), 6)
+    >>> float(weight.asscalar()), round(float(master.asscalar()), 6)
     (0.5, 0.5)
     """
 

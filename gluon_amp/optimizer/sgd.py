@@ -47,7 +47,7 @@ class SGD(MasterOptimizer):
     >>> optimizer = amp.optimizer.SGD(learning_rate=2**-11)
     >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
     >>> optimizer.update_multi_precision(0, weight, gradient, state)
-    >>> weight.asscalar(), round(float(master.asscalar()), 6)
+    >>> float(weight.asscalar()), round(float(master.asscalar()), 6)
     (1.0, 0.999878)
     """
 
@@ -182,7 +182,7 @@ class NAG(SGD):
     >>> optimizer = amp.optimizer.NAG(learning_rate=0.5, momentum=0.5)
     >>> master, *_ = state = optimizer.create_state_multi_precision(0, weight)
     >>> optimizer.update_multi_precision(0, weight, gradient, state)
-    >>> weight.asscalar(), round(float(master.asscalar()), 6)
+    >>> float(weight.asscalar()), round(float(master.asscalar()), 6)
     (0.8125, 0.8125)
     """
 

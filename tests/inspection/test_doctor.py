@@ -5,6 +5,7 @@ import json
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.base.messages import install
 from gluon_amp.inspection.doctor import advice, detection, environment
 from gluon_amp.inspection.doctor.detection import Driver, Gpu, Machine
 from gluon_amp.training.console.doctor import main
@@ -169,7 +170,7 @@ def test_how_a_policy_runs(pretend, gpus, options, policy, runs, how):
             [VOLTA],
             {"cuda": False},
             "MXNet is installed for CPUs only and uses no GPU: run `pip uninstall mxnet`, then "
-            "`pip install -c constraints.txt 'gluon-amp[cu117]'`.",
+            f"`{install('cu117')}`.",
         ),
     ],
 )
