@@ -5,7 +5,6 @@ import os
 import pwd
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
@@ -71,10 +70,7 @@ def test_another_users_file_is_intact_only_in_the_wheel(stored, monkeypatch):
 
 @pytest.mark.parametrize(
     "part, other",
-    [
-        *(("FLAGS", []), ("MXNET_MACROS", {}), ("SOURCES", Path("/none"))),
-        ("mx", SimpleNamespace(__version__="1.9.2")),
-    ],
+    [("FLAGS", []), ("MXNET_MACROS", {}), ("SOURCES", Path("/none"))],
 )
 def test_a_library_of_other_sources_is_not_used(stored, part, other, monkeypatch):
     assert [*cache.libraries(stored.parent)] == [stored]

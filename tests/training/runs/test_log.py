@@ -39,11 +39,13 @@ def test_a_terminal_gets_a_line_for_each_epoch_and_the_file_gluoncvs_lines(fashi
     options = [*fashion, *"--epochs 2 --dtype float16 --lr 0.01 --lr-mode constant".split()]
     shown = on_a_terminal(train.main, *options, "--logging-file", file)
     head = shown.index("epoch     loss     top-1        lr   scale  skips          speed  waited")
-    for epoch, line in enumerate(shown[head + 1 : head + 3]):
+    # a slow disk may have a warning between the lines
+    rows = [line for line in shown[head + 1 :] if re.match(r" +\d+ ", line)]
+    for epoch, line in enumerate(rows[:2]):
         form = r" +\d+\.\d{4} +\d+\.\d\d % +[\d.]+ +[\d^-]+ +\d+ +\d+ images/s +\d+ %"
         assert re.fullmatch(rf" +{epoch}{form}", line), line
         assert len(line) <= 80
-    assert not any("Epoch" in line for line in shown)
+    assert len(rows) >= 2 and not any("Epoch" in line for line in shown)
     written = file.read_text().splitlines()
     for form in LINES:
         assert len([line for line in written if re.fullmatch(form, line)]) >= 2, form
