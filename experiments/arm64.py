@@ -4,7 +4,7 @@
 
 MXNet's wheel needs three libraries of Arm, which no package index has. Others stand in for them:
 OpenBLAS, glibc's libm, and LAPACKE. So this shows that gluon_amp runs there, and says nothing of
-Arm's libraries or of speed. The first run makes a Debian 12 with MXNet in `.debian`.
+Arm's libraries or of speed. The first run makes a Debian 12 with MXNet.
 
 The loss scale begins where the README's ends. From a higher one, the first step is skipped:
 gluon_amp repeats no pass there, as MXNet's build for arm64 keeps graphs in another layout.

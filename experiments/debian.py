@@ -1,6 +1,7 @@
 """Bare Debian systems in folders: debootstrap makes them once, and chroot runs programs in them.
 
-Both need root, as binding folders of this machine does.
+Both need root, as binding folders of this machine does. They are kept beside other caches, as a
+checkout with a system in it could no longer be searched or copied.
 """
 
 import contextlib
@@ -12,10 +13,9 @@ import tempfile
 from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
-from experiments import ROOT
 from gluon_amp.base.messages import UsageError
 
-SYSTEMS = ROOT / ".debian"
+SYSTEMS = Path.home() / ".cache" / "gluon_amp-debian"
 # What lets programs reach the network in the way of this machine, where it has one of its own. The
 # certificates are seen elsewhere, as installing ca-certificates in a system writes its own ones.
 NETWORK = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/xdg/pip")
@@ -39,7 +39,7 @@ def system(suite: str, architecture: str = "amd64", packages: Sequence[str] = ()
         return folder
     if shutil.which("debootstrap") is None or os.geteuid() != 0:
         raise UsageError("Debian systems are made by root with debootstrap: install it.")
-    SYSTEMS.mkdir(exist_ok=True)
+    SYSTEMS.mkdir(parents=True, exist_ok=True)
     made = folder.with_suffix(".part")
     shutil.rmtree(made, ignore_errors=True)
     include = [f"--include={','.join(packages)}"] if packages else []
@@ -58,9 +58,7 @@ def _emulate(machine: str) -> None:
     if (FORMATS / rule.stem).exists():
         return
     if not rule.exists() or os.geteuid() != 0:
-        raise UsageError(
-            f"programs for {machine} are run by root with qemu-user-static: install it."
-        )
+        raise UsageError(f"{machine} is emulated by root with qemu-user-static: install it.")
     if not (FORMATS / "register").exists():
         subprocess.run(["mount", "-t", "binfmt_misc", "binfmt_misc", str(FORMATS)], check=True)
     (FORMATS / "register").write_text(rule.read_text())
@@ -74,9 +72,8 @@ def copied(system: Path) -> Iterator[Path]:
         subprocess.run(["cp", "-a", "--reflink=auto", str(system), str(root)], check=True)
         yield root
     finally:
-        if (
-            str(root) not in Path("/proc/self/mounts").read_text()
-        ):  # or files of this machine go, too
+        # What is still bound would be removed, too, and that is this machine's.
+        if str(root) not in Path("/proc/self/mounts").read_text():
             shutil.rmtree(root.parent)
 
 
@@ -95,7 +92,7 @@ def bound(root: Path, *folders: str) -> Iterator[None]:
             target = root / seen_at.relative_to("/")
             if source.is_dir():
                 target.mkdir(parents=True, exist_ok=True)
-            else:
+            elif not target.exists():  # another program may have bound it
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.touch()
             subprocess.run(["mount", "--bind", str(source.resolve()), str(target)], check=True)

@@ -25,7 +25,7 @@ PAIRS = [
     *((version, "1.26.4") for version in ("3.11", "3.12")),
     *((version, "2.5.5") for version in ("3.13", "3.14")),
 ]
-IGNORED = ".git .venv* .clients .debian .h* .*_cache __pycache__ build dist *.egg-info"
+IGNORED = ".git .venv* .clients .h* .*_cache __pycache__ build dist *.egg-info"
 # What a make that runs this program, or a checkout in use, would hand down
 INHERITED = ("MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "PYTHONPATH")
 
