@@ -20,7 +20,7 @@ SYSTEMS = Path.home() / ".cache" / "gluon_amp-debian"
 # certificates are seen elsewhere, as installing ca-certificates in a system writes its own ones.
 NETWORK = ("/etc/resolv.conf", "/etc/pip.conf", "/etc/xdg/pip")
 CERTIFICATES, SEEN_AT = "/etc/ssl/certs", "/run/certificates"
-ALWAYS = ("/proc", "/dev")
+ALWAYS = ("/proc", "/dev", "/sys")
 # Debian's names of architectures that qemu emulates, and Linux's
 MACHINES = {"arm64": "aarch64"}
 FORMATS = Path("/proc/sys/fs/binfmt_misc")
