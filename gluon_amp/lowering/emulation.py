@@ -97,7 +97,8 @@ class _EmulatedGraph(Writer):
         if "bfloat16" in self.emulated and not self.native:
             raise ValueError(
                 "bfloat16 cannot run on this CPU: oneDNN has no kernels for it here, and emulating "
-                "it takes gluon_amp's C++ kernels; install a C++ compiler, or use policy 'float16'."
+                "it takes gluon_amp's C++ kernels; install a C++ compiler or gluon_amp's manylinux "
+                "wheel, or use policy 'float16'."
             )
 
     def dtypes(self, old: TypedGraph) -> Dict[Edge, str]:

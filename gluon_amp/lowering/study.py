@@ -39,7 +39,8 @@ def round_products(graph: dict, scales: Optional[Scales]) -> dict:
     if not kernels.available():
         raise ValueError(
             "tfloat32, float8 and policies with gradients=... are emulated by gluon_amp's C++ "
-            "kernels, which are not available: install a C++ compiler, or use policy 'float16'."
+            "kernels, which are not available: install a C++ compiler or gluon_amp's manylinux "
+            "wheel, or use policy 'float16'."
         )
     out = _StudiedGraph(scales)
     for node in graph["nodes"]:
