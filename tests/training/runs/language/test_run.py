@@ -81,7 +81,7 @@ def test_a_run_learns(kind, dtype, rate, tmp_path, capsys):
     text = open_text(20000)
     share = (np.bincount(text.train, minlength=CLASSES) + 1) / (len(text.train) + CLASSES)
     guess = -np.log2(share[text.val]).mean()  # of who knows how frequent each character is
-    assert 5 < guess < math.log2(CLASSES)
+    assert 4 < guess < math.log2(CLASSES)  # 4.9 with the text of Python 3.8
     assert summary["bits_per_character"] < guess - 0.4
     nats = summary["bits_per_character"] * math.log(2)
     assert summary["cross_entropy"] == pytest.approx(nats, rel=1e-12)
