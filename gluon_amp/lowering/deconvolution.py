@@ -41,12 +41,10 @@ def avoid_onednn(graph: TypedGraph, is_body: bool = False) -> TypedGraph:
     for i, node in enumerate(nodes):
         inputs = [out.remap(entry) for entry in node["inputs"]]
         name, dtype = node["name"], graph.edges.get((i, 0))
-        if node["op"] == "Deconvolution" and dtype in BY_ONEDNN:
+        fails = node["op"] == "Deconvolution" and dtype in BY_ONEDNN
+        if fails and not is_body and dtype == "float32":
             weight = node["inputs"][1][0]
-            fails = is_body or nodes[weight]["op"] != "null" or readers[weight] > 1
-            fails = fails or dtype == "bfloat16"
-        else:
-            fails = False
+            fails = nodes[weight]["op"] != "null" or readers[weight] > 1
         if fails:
             wide = []
             for k, entry in enumerate(inputs):

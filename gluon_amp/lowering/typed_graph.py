@@ -2,7 +2,8 @@
 
 from typing import Dict, Mapping, NamedTuple, Tuple
 
-from gluon_amp.graph import Writer, edge_dtypes, needed, pruned
+from gluon_amp.graph import CASTS, Writer, edge_dtypes, needed, pruned
+from gluon_amp.policy.cast_pass import LOW_PRECISION
 
 Edge = Tuple[int, int]  # a tensor: node and output
 
@@ -43,6 +44,16 @@ class TypedGraph(NamedTuple):
     def kept(self, out: Writer) -> Dict[Edge, str]:
         """Return the dtypes of this graph's tensors, by their places in a graph being written."""
         return {tuple(out.remap([*edge])): dtype for edge, dtype in self.edges.items()}
+
+    def stored(self, edge: Edge) -> Edge:
+        """Return the tensor that a parameter is rounded from."""
+        node = self.json["nodes"][edge[0]]
+        while node["op"] in CASTS and self.edges.get(edge) in LOW_PRECISION:
+            below = tuple(node["inputs"][0][:2])
+            if self.edges.get(below) not in ("float32", "float16"):
+                break
+            edge, node = below, self.json["nodes"][below[0]]
+        return edge
 
     def pruned(self) -> "TypedGraph":
         """Return the graph without the nodes that no output needs."""
