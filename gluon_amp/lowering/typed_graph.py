@@ -2,7 +2,7 @@
 
 from typing import Dict, Mapping, NamedTuple, Tuple
 
-from gluon_amp.graph import CASTS, Writer, edge_dtypes, needed, pruned
+from gluon_amp.graph import CASTS, Rule, Writer, edge_dtypes, needed, pruned
 from gluon_amp.policy.cast_pass import LOW_PRECISION
 
 Edge = Tuple[int, int]  # a tensor: node and output
@@ -26,6 +26,11 @@ class TypedGraph(NamedTuple):
     def of(cls, json: dict, dtypes: Mapping[str, object]) -> "TypedGraph":
         """Infer the dtypes from those of the variables, as `graph.edge_dtypes` does."""
         return cls(json, edge_dtypes(json, dtypes))
+
+    def by(self, rule: Rule) -> "TypedGraph":
+        """Return the graph that a rule writes, or the graph itself if it writes nothing."""
+        out = Writer()
+        return self.written(out) if out.rewrite(self.json, rule) else self
 
     def rewritten(self, json: dict, kept: Mapping[Edge, str]) -> "TypedGraph":
         """Return a graph in place of this one, where the dtypes of some tensors are known."""
