@@ -234,10 +234,8 @@ class _Writing:
         parameters, attrs = self._parameters(node)
         kept = ("num_hidden", "flatten")
         attrs.update({key: node["attrs"][key] for key in kept if key in node["attrs"]})
-        if (
-            self.edges[i, 0] in self.widened
-        ):  # between dense layers, arrays of float32 hold its values
-            attrs["bfloat_values"] = "True"
+        if self.edges[i, 0] in self.widened:
+            attrs["bfloat_values"] = "True"  # arrays of float32 hold them between dense layers
         source = self._plain_data(i, node)
         result = self._emit((i, 0), DENSE, node["name"], source, *parameters, **attrs)
         self.plain[i, 0] = self._typed(result, self.edges[i, 0])
