@@ -38,7 +38,8 @@ class Writer:
         for i, node in enumerate(old["nodes"]):
             inputs = [self.remap(entry) for entry in node["inputs"]]
             entry = rule(self, i, node, inputs)
-            changed = changed or entry is not None
+            if entry is not None:
+                changed, self.replaced[i, 0] = True, entry
             self.numbers.append((entry or self.copy(node, inputs))[0])
         return changed
 

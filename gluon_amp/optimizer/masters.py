@@ -191,11 +191,8 @@ def hold(param: gluon.Parameter, weight: nd.NDArray, master: nd.NDArray) -> nd.N
 
 def adopt(
     param: gluon.Parameter, weight: nd.NDArray, updater: mx.optimizer.Updater, index: int
-) -> Optional[nd.NDArray]:
-    """Make the parameter's own master that of an Updater's state, and return it.
-
-    A state that does not exist yet is created. The result is None without a master.
-    """
+) -> None:
+    """Make the parameter's own master that of an Updater's state, which is created if need be."""
     optimizer, state = updater.optimizer, updater.states.get(index)
     if index not in updater.states:
         # of `mx.nd`, as MXNet's Updater creates it
@@ -203,12 +200,9 @@ def adopt(
         updater.states[index] = state
         updater.states_synced[index] = True
     master, rest = split(optimizer, weight, state)
-    if master is None:
-        return None
-    own = hold(param, weight, master)
+    own = None if master is None else hold(param, weight, master)
     if own is not master:
         updater.states[index] = join(optimizer, weight, own, rest)
-    return own
 
 
 def set_master(param: gluon.Parameter, values: nd.NDArray) -> None:
