@@ -45,7 +45,7 @@ def test_at_the_floor_a_clear_error_names_the_parameters():
         FloatingPointError,
         match=r"^3 steps in a row overflowed, the last at loss scale 1, which cannot go lower than "
         r"min_scale=1 \(a lower one can be given\), in the gradients of p0, p1, p2, p3, p4 and 3 "
-        r"more: the forward pass looks finite, ",
+        r"more: the forward pass looks finite, so it is probably its gradient that overflows;",
     ):
         run(trainer, overflow)
     assert {float(values(p)[0]) for p in params} == {1.0}
@@ -54,7 +54,6 @@ def test_at_the_floor_a_clear_error_names_the_parameters():
 @pytest.mark.parametrize(
     "value, factor, cause",
     [
-        (1.0, 1e5, "the forward pass looks finite, so it is probably its gradient that overflows"),
         (1.0, inf, "the forward pass is not finite already, so look for infinite data"),
         (nan, 1.0, "the parameter p is not finite itself, so load a finite one"),
     ],
