@@ -82,8 +82,7 @@ class Bits(NamedTuple):
     def __str__(self) -> str:
         return f"{self.sign} {self.exponent} {self.significand} = {self.meaning} = {self.value!r}"
 
-    def __repr__(self) -> str:
-        return str(self)
+    __repr__ = __str__
 
 
 def bits(x: Union[int, float, Fraction], dtype: str = "float16") -> Bits:

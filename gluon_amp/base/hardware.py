@@ -61,9 +61,8 @@ def has_fast_bfloat16() -> bool:
 
 
 def has_amx() -> bool:
-    """Return whether oneDNN may use AMX for bfloat16: on Linux, on an x86-64 CPU that has it."""
-    supported = platform.system() == "Linux" and platform.machine() == "x86_64"
-    return supported and onednn_flags() >= AMX_FLAGS
+    """Return whether oneDNN may use AMX for bfloat16: on Linux, on a CPU that has it."""
+    return onednn_flags() >= AMX_FLAGS
 
 
 def count_processors() -> int:
@@ -98,7 +97,7 @@ def load_average() -> Optional[float]:
     """
     try:
         return os.getloadavg()[0]
-    except (AttributeError, OSError):
+    except OSError:
         return None
 
 

@@ -13,7 +13,7 @@ import contextlib
 import copy
 import sys
 import threading
-from typing import Any, Iterator, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 from gluon_amp import graph
 from gluon_amp.base.mxnet_internals import NumpySymbol, check_same_symbol_type, flatten, regroup
@@ -83,17 +83,17 @@ def _without_float16_variables(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     So it also runs with float32 values, which a block that is not cast reads of a shared parameter.
     `Symbol.save` removes the casts, so the saved graph is float32.
     """
+
+    def cast(out: graph.Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
+        attrs = dict(node["attrs"])
+        if node["op"] != "null" or attrs.get("__dtype__") != graph.MX_DTYPE_CODES["float16"]:
+            return None
+        del attrs["__dtype__"]
+        entry = out.copy({**node, "attrs": attrs}, inputs)
+        return out.emit("amp_cast", f"{node['name']}_cast_float16", entry, dtype="float16")
+
     old, new = graph.to_json(symbol), graph.Writer()
-    for i, node in enumerate(old["nodes"]):
-        attrs = dict(node.get("attrs", {}))
-        low = node["op"] == "null" and attrs.get("__dtype__") == graph.MX_DTYPE_CODES["float16"]
-        if low:
-            del attrs["__dtype__"]
-        entry = new.copy({**node, "attrs": attrs}, [new.remap(e) for e in node["inputs"]])
-        new.numbers.append(entry[0])
-        if low:
-            name = f"{node['name']}_cast_float16"
-            new.replaced[i, 0] = new.emit("amp_cast", name, entry, dtype="float16")
+    new.rewrite(old, cast)
     return graph.from_json(new.graph(old), like=symbol)
 
 

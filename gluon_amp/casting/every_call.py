@@ -81,8 +81,7 @@ def _may_draw(frame: Any) -> bool:
     )
 
 
-@contextlib.contextmanager
-def watch(is_frozen: Callable[[], bool]) -> Iterator[None]:
+def watch(is_frozen: Callable[[], bool]) -> contextlib.AbstractContextManager:
     """Raise `WouldFreeze` in a with block, before code does what a trace would do only once.
 
     Nothing but Python's own hooks for profilers can see that without patching. `is_frozen` says
@@ -94,8 +93,7 @@ def watch(is_frozen: Callable[[], bool]) -> Iterator[None]:
         if reason and (reason is FUNCTION or not is_frozen()):
             raise WouldFreeze(reason)
 
-    with (_monitored if sys.version_info >= (3, 12) else _profiled)(judge):
-        yield
+    return (_monitored if sys.version_info >= (3, 12) else _profiled)(judge)
 
 
 @contextlib.contextmanager

@@ -139,11 +139,8 @@ def _collect(net, trainer, extra) -> Tuple[dict, Dict[str, np.ndarray]]:
     }
     for number, ema in enumerate(averages_of(trainer)):
         averages = ema.averages
-        keys = {
-            name: f"averages/{number}/{name}"
-            for name, param in params.items()
-            if param.name in averages
-        }
+        names = [name for name, param in params.items() if param.name in averages]
+        keys = {name: f"averages/{number}/{name}" for name in names}
         arrays.update((key, host_copy(averages[params[name].name])) for name, key in keys.items())
         header.setdefault("averages", []).append(keys)
     return header, arrays

@@ -1,5 +1,7 @@
 """A symbol's graph as a value: read, rewritten and differentiated, without policies and devices."""
 
+# ruff: noqa: F401, which takes the names that other rooms import from here for unused
+
 from gluon_amp.graph.attributes import (
     ACCUMULATE_ATTR,
     ACCUMULATING,
@@ -27,35 +29,4 @@ from gluon_amp.graph.symbol_json import (
     tuple_of,
     variables,
 )
-from gluon_amp.graph.writer import Writer, pruned
-
-__all__ = [
-    "ACCUMULATE_ATTR",
-    "ACCUMULATING",
-    "BLOCK_ATTR",
-    "CASTS",
-    "FUSED_ATTR",
-    "MX_DTYPE_CODES",
-    "NUMPY_NAMES",
-    "OWN_ATTRS",
-    "PINNED_ATTR",
-    "ROUNDED_ATTR",
-    "ROUNDING_ATTR",
-    "WIDE",
-    "Rounding",
-    "Writer",
-    "edge_dtypes",
-    "flag",
-    "from_json",
-    "in_float32",
-    "narrow_nodes",
-    "needed",
-    "pruned",
-    "readers_of",
-    "source_of",
-    "to_json",
-    "tuple_of",
-    "type_conflict",
-    "variables",
-    "without_own_attributes",
-]
+from gluon_amp.graph.writer import Rule, Writer, pruned

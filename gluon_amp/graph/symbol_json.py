@@ -18,35 +18,25 @@ MX_DTYPE_CODES = {"float32": "0", "float16": "2"}
 
 # Operators of `mx.np`, and those of `mx.nd` that do the same
 NUMPY_NAMES = {
+    **{f"_np_{name}": name for name in ("dot", "squeeze", "sum", "transpose")},
+    **{f"_npi_{name}": name for name in "exp log mean negative sqrt square tanh".split()},
+    **{f"_npx_{name}": name for name in ("relu", "sigmoid")},
     "_np_copy": "_copy",
-    "_np_dot": "dot",
     "_np_reshape": "Reshape",
-    "_np_squeeze": "squeeze",
-    "_np_transpose": "transpose",
     "_npi_absolute": "abs",
     "_npi_add": "broadcast_add",
     "_npi_add_scalar": "_plus_scalar",
     "_npi_concatenate": "Concat",
-    "_npi_exp": "exp",
-    "_npi_log": "log",
-    "_npi_mean": "mean",
     "_npi_multiply": "broadcast_mul",
     "_npi_multiply_scalar": "_mul_scalar",
-    "_npi_negative": "negative",
     "_npi_power_scalar": "_power_scalar",
     "_npi_rsubtract_scalar": "_rminus_scalar",
     "_npi_rtrue_divide_scalar": "_rdiv_scalar",
-    "_npi_sqrt": "sqrt",
-    "_npi_square": "square",
     "_npi_subtract": "broadcast_sub",
     "_npi_subtract_scalar": "_minus_scalar",
-    "_npi_tanh": "tanh",
     "_npi_true_divide": "broadcast_div",
     "_npi_true_divide_scalar": "_div_scalar",
-    "_np_sum": "sum",
-    "_npx_relu": "relu",
     "_npx_reshape": "Reshape",
-    "_npx_sigmoid": "sigmoid",
 }
 
 

@@ -1,8 +1,12 @@
 """A new graph in place of an old one."""
 
-from typing import List
+from typing import Callable, List, Optional
 
 from gluon_amp.graph.symbol_json import needed
+
+# Of a rewriting: gets the new graph, the number of a node, the node and its new inputs. It returns
+# the entry that is read in the node's place, or None to copy the node.
+Rule = Callable[["Writer", int, dict, List[list]], Optional[list]]
 
 
 class Writer:
@@ -27,6 +31,17 @@ class Writer:
         """Return the new graph with the outputs of the old one; later nodes are added to it too."""
         heads = [self.remap(entry) for entry in old["heads"]]
         return {**old, "nodes": self.nodes, "heads": heads}
+
+    def rewrite(self, old: dict, rule: Rule) -> bool:
+        """Append the nodes of the old graph, or what a rule writes; return whether it wrote any."""
+        changed = False
+        for i, node in enumerate(old["nodes"]):
+            inputs = [self.remap(entry) for entry in node["inputs"]]
+            entry = rule(self, i, node, inputs)
+            if entry is not None:
+                changed, self.replaced[i, 0] = True, entry
+            self.numbers.append((entry or self.copy(node, inputs))[0])
+        return changed
 
     def copy(self, node: dict, inputs: List[list]) -> list:
         """Append a node of another graph with new inputs; return its first output's entry."""

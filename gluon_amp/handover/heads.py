@@ -1,6 +1,6 @@
 """Loss heads, such as `SoftmaxOutput`, as what they compute in inference, without their labels."""
 
-from typing import Dict, List
+from typing import Dict, List, Optional
 
 from gluon_amp import graph
 
@@ -18,18 +18,16 @@ ELEMENTWISE = {
 def in_inference(json: dict) -> dict:
     """Return a graph with the same values in inference that reads no label of a head."""
     out = graph.Writer()
-    for i, node in enumerate(json["nodes"]):
-        inputs, op = [out.remap(entry) for entry in node["inputs"]], node["op"]
-        attrs = node.get("attrs", {})
-        path = {name: value for name, value in attrs.items() if name == graph.BLOCK_ATTR}
-        if op == "SoftmaxOutput":
-            out.replaced[i, 0] = _softmax(node["name"], attrs, inputs[0], out, path)
-        elif op in ELEMENTWISE:
-            out.replaced[i, 0] = out.emit(ELEMENTWISE[op], node["name"], inputs[0], **path)
-        else:
-            out.copy(node, inputs)
-        out.numbers.append(len(out.nodes) - 1)
+    out.rewrite(json, _without_label)
     return graph.pruned(out.graph(json))
+
+
+def _without_label(out: graph.Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
+    name, op, attrs = node["name"], node["op"], node["attrs"]
+    path = {key: value for key, value in attrs.items() if key == graph.BLOCK_ATTR}
+    if op == "SoftmaxOutput":
+        return _softmax(name, attrs, inputs[0], out, path)
+    return out.emit(ELEMENTWISE[op], name, inputs[0], **path) if op in ELEMENTWISE else None
 
 
 def inference_symbol(symbol: mx.sym.Symbol) -> mx.sym.Symbol:

@@ -243,7 +243,7 @@ def _entry(optimizer, arrays: List[np.ndarray], rate: float, updates: int) -> Di
     import torch
 
     tensors = [torch.from_numpy(array) for array in arrays]
-    if _is_sgd(optimizer):
+    if COUNTERPARTS[type(optimizer).__name__] == "SGD":
         return {"momentum_buffer": -tensors[0] / rate if rate else 0 * tensors[0]}
     return {"step": torch.tensor(float(updates)), "exp_avg": tensors[0], "exp_avg_sq": tensors[1]}
 
@@ -253,17 +253,13 @@ def _settings(
 ) -> Dict[str, Any]:
     """Return the values of a group."""
     settings = {"lr": rate, "weight_decay": decay, **{k: OFF[k] for k in OFF if k in group}}
-    if _is_sgd(optimizer):
+    if COUNTERPARTS[type(optimizer).__name__] == "SGD":
         nesterov = type(optimizer) is mx.optimizer.NAG or getattr(optimizer, "nesterov", False)
         momentum = optimizer.momentum
         return {**settings, "momentum": momentum, "nesterov": bool(nesterov and momentum)}
     betas = tuple(float(np.float32(beta)) for beta in (optimizer.beta1, optimizer.beta2))
     updates = max(trained.updates.values(), default=0) + 1
     return {**settings, "betas": betas, "eps": optimizer.epsilon / (1 - betas[1] ** updates) ** 0.5}
-
-
-def _is_sgd(optimizer) -> bool:
-    return type(optimizer).__name__ in ("SGD", "NAG")
 
 
 def _scaler(scale: LossScale) -> Dict[str, Any]:

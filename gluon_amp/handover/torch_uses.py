@@ -197,10 +197,8 @@ def _uses(network: Network, names, shapes) -> Iterator[Use]:
         if kind == "batch_norm":
             settings["momentum"] = round(1 - float(attrs.get("momentum", MOMENTUM)), 12)
         flat = op == "fullyconnected" and graph.flag(attrs, "flatten", True)
-        before, kind = (
-            _flattened(network, inputs[0], shapes, flat),
-            kind_of(kind, shapes[inputs[1]]),
-        )
+        before = _flattened(network, inputs[0], shapes, flat)
+        kind = kind_of(kind, shapes[inputs[1]])
         use = Use(i, kind, inputs[0], sources, settings, (i, 0), before)
         yield use
         yield from _parts(network, use, names)

@@ -123,7 +123,9 @@ class Watch:
     def _look(self, step: int, calls: List[Call]) -> None:
         trainer = self._trainer
         scale = trainer.used_scale()
-        reached = [call for call in calls if _reached(call) and call.device == trainer.contexts[0]]
+        calls = [call for call in calls if call.device == trainer.contexts[0]]
+        # Those that a backward pass has reached
+        reached = [c for c in calls if any(p is not None and p._fresh_grad for p in c.probes)]
         repeatable = [call for call in reached if call.graph]
         for call in reached:
             if not call.graph:
@@ -150,11 +152,6 @@ class Watch:
                 repr(call.path) if call.path else "'' (the net itself)",
                 reason,
             )
-
-
-def _reached(call: Call) -> bool:
-    """Return whether a backward pass has reached the call."""
-    return any(probe is not None and probe._fresh_grad for probe in call.probes)
 
 
 def watch(

@@ -213,18 +213,15 @@ class Analysis:
                 read_plain.add(i)
             if low:
                 length, read = self._wide[i]
-                group = next(iter(above), None)
+                group = i
                 if len(above) == 1 and only_elementwise:
+                    (common,) = above
+                    together = arrays[common]
                     if canonical(node["op"]) != "BatchNorm":  # its result is the first input
-                        read = (arrays[group] - {(i, 0)}) | read
-                    else:
-                        read = arrays[group]
-                    more = len(read) > max(MOST_JOINED, len(arrays[group]))
-                    joins = not more and lengths[group] + length <= LIMIT.instructions
-                else:
-                    joins = False
-                if not joins:
-                    group, read = i, self._wide[i][1]
+                        together = (together - {(i, 0)}) | read
+                    more = len(together) > max(MOST_JOINED, len(arrays[common]))
+                    if not more and lengths[common] + length <= LIMIT.instructions:
+                        group, read = common, together
                 lengths[group] += length
                 arrays[group] = read
                 above = {group}

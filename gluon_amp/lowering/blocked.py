@@ -186,14 +186,8 @@ class _Writing:
 
     def _parameter(self, node: dict, k: int) -> Tuple[list, bool]:
         """Return the tensor that a weight is cast from, and whether it is a variable."""
-        edge = tuple(node["inputs"][k][:2])
-        source = self.nodes[edge[0]]
-        while source["op"] in CASTS and self.edges.get(edge) in LOW_PRECISION:
-            below = tuple(source["inputs"][0][:2])
-            if self.edges.get(below) not in ("float32", "float16"):
-                break
-            edge, source = below, self.nodes[below[0]]
-        entry = self._plain(edge)
+        edge = self.old.stored(tuple(node["inputs"][k][:2]))
+        entry, source = self._plain(edge), self.nodes[edge[0]]
         if self.edges.get(edge) == "bfloat16":
             entry = self.out.emit("amp_cast", f"{source['name']}_float32", entry, dtype="float32")
         return entry, source["op"] == "null"
@@ -240,10 +234,8 @@ class _Writing:
         parameters, attrs = self._parameters(node)
         kept = ("num_hidden", "flatten")
         attrs.update({key: node["attrs"][key] for key in kept if key in node["attrs"]})
-        if (
-            self.edges[i, 0] in self.widened
-        ):  # between dense layers, arrays of float32 hold its values
-            attrs["bfloat_values"] = "True"
+        if self.edges[i, 0] in self.widened:
+            attrs["bfloat_values"] = "True"  # arrays of float32 hold them between dense layers
         source = self._plain_data(i, node)
         result = self._emit((i, 0), DENSE, node["name"], source, *parameters, **attrs)
         self.plain[i, 0] = self._typed(result, self.edges[i, 0])

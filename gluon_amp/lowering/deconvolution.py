@@ -19,7 +19,7 @@ For float64 MXNet uses its own kernels instead of oneDNN's. They have two limits
 """
 
 from collections import Counter
-from typing import Callable, Dict, List, Tuple
+from typing import Callable, Dict, List, Optional, Tuple
 
 from gluon_amp.graph import Writer, tuple_of
 from gluon_amp.lowering.typed_graph import TypedGraph
@@ -37,31 +37,27 @@ def avoid_onednn(graph: TypedGraph, is_body: bool = False) -> TypedGraph:
     """
     nodes = graph.json["nodes"]
     readers = Counter(entry[0] for node in nodes for entry in node["inputs"])
-    out, changed = Writer(), False
-    for i, node in enumerate(nodes):
-        inputs = [out.remap(entry) for entry in node["inputs"]]
+
+    def by_mxnet(out: Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
         name, dtype = node["name"], graph.edges.get((i, 0))
-        if node["op"] == "Deconvolution" and dtype in BY_ONEDNN:
-            weight = node["inputs"][1][0]
-            fails = is_body or nodes[weight]["op"] != "null" or readers[weight] > 1
-            fails = fails or dtype == "bfloat16"
-        else:
-            fails = False
-        if fails:
-            wide = []
-            for k, entry in enumerate(inputs):
-                if dtype == "bfloat16":  # `Cast` has no bfloat16
-                    entry = out.emit("amp_cast", f"{name}_input{k}_wide", entry, dtype="float32")
-                wide.append(out.emit("Cast", f"{name}_input{k}_float64", entry, dtype="float64"))
-            result = deconvolve(out.emit, name, node["attrs"], wide)
-            entry = out.emit("Cast", f"{name}_float32", result, dtype="float32")
-            if dtype == "bfloat16":
-                entry = out.emit("amp_cast", f"{name}_bfloat16", entry, dtype=dtype)
-        else:
-            entry = out.copy(node, inputs)
-        out.numbers.append(entry[0])
-        changed = changed or fails
-    return graph.written(out) if changed else graph
+        if node["op"] != "Deconvolution" or dtype not in BY_ONEDNN:
+            return None
+        weight = node["inputs"][1][0]
+        works = nodes[weight]["op"] == "null" and readers[weight] == 1 and not is_body
+        if works and dtype == "float32":
+            return None
+        wide = []
+        for k, entry in enumerate(inputs):
+            if dtype == "bfloat16":  # `Cast` has no bfloat16
+                entry = out.emit("amp_cast", f"{name}_input{k}_wide", entry, dtype="float32")
+            wide.append(out.emit("Cast", f"{name}_input{k}_float64", entry, dtype="float64"))
+        result = deconvolve(out.emit, name, node["attrs"], wide)
+        entry = out.emit("Cast", f"{name}_float32", result, dtype="float32")
+        if dtype == "bfloat16":
+            entry = out.emit("amp_cast", f"{name}_bfloat16", entry, dtype=dtype)
+        return entry
+
+    return graph.by(by_mxnet)
 
 
 def deconvolve(

@@ -63,13 +63,10 @@ class Scales:
         for key in self._numbers:
             self._update(key)
 
-    def _exponent(self, key: str) -> int:
-        if key not in self._histories:
-            return UNKNOWN
-        return exponent_for(self._numbers[key][1], max(self._histories[key]))
-
     def _update(self, key: str) -> None:
-        kernels.library().gluon_amp_set_exponent(self._numbers[key][0], self._exponent(key))
+        (number, format_), history = self._numbers[key], self._histories.get(key)
+        exponent = exponent_for(format_, max(history)) if history else UNKNOWN
+        kernels.library().gluon_amp_set_exponent(number, exponent)
 
 
 # ------------------------------------------------------------------ whose scales they are
@@ -116,14 +113,9 @@ def collect(parameters: Iterable) -> Dict[str, np.ndarray]:
 def restore(parameters: Iterable, collected: Dict[str, np.ndarray]) -> None:
     """Set the histories to what `collect` returned, in a net that may have other tensors."""
     for number, scales in enumerate(scales_of(parameters)):
-        start = f"{number} "
-        scales.set_histories(
-            {
-                name[len(start) :]: history
-                for name, history in collected.items()
-                if name.startswith(start)
-            }
-        )
+        keys = [name.partition(" ") for name in collected]
+        own = {key: collected[f"{k} {key}"] for k, _, key in keys if k == str(number)}
+        scales.set_histories(own)
 
 
 def is_history(history: np.ndarray) -> bool:

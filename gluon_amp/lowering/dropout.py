@@ -7,12 +7,10 @@ returns the mask, or ones where nothing is dropped. The product with the data ha
 gradients and random numbers of Dropout of the data, and no gradient reaches Dropout itself.
 """
 
-from typing import FrozenSet
+from typing import FrozenSet, List, Optional
 
 from gluon_amp.graph import Writer, variables
 from gluon_amp.lowering.typed_graph import TypedGraph
-
-OP = "Dropout"
 
 
 def make_repeatable(graph: TypedGraph, frozen: FrozenSet[str], scaled: bool) -> TypedGraph:
@@ -21,18 +19,15 @@ def make_repeatable(graph: TypedGraph, frozen: FrozenSet[str], scaled: bool) -> 
     It is `graph` itself if it has no Dropout, computes no gradients, or if these have no loss
     scale. `frozen` are the variables that get no gradient.
     """
-    nodes, out = graph.json["nodes"], Writer()
     learns = not frozen.issuperset(variables(graph.json))
-    if not scaled or not learns or all(node["op"] != OP for node in nodes):
-        return graph
-    for i, node in enumerate(nodes):
-        inputs, name = [out.remap(entry) for entry in node["inputs"]], node["name"]
-        if node["op"] == OP:
-            ones = out.emit("ones_like", f"{name}_ones", inputs[0])
-            mask = out.copy({**node, "name": f"{name}_mask"}, [ones])
-            mask = out.emit("BlockGrad", f"{name}_constant", mask)
-            out.replaced[i, 0] = out.emit("elemwise_mul", name, inputs[0], mask)
-            out.numbers.append(out.replaced[i, 0][0])
-        else:
-            out.numbers.append(out.copy(node, inputs)[0])
-    return graph.written(out)
+    return graph.by(_product) if scaled and learns else graph
+
+
+def _product(out: Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
+    if node["op"] != "Dropout":
+        return None
+    name = node["name"]
+    ones = out.emit("ones_like", f"{name}_ones", inputs[0])
+    mask = out.copy({**node, "name": f"{name}_mask"}, [ones])
+    mask = out.emit("BlockGrad", f"{name}_constant", mask)
+    return out.emit("elemwise_mul", name, inputs[0], mask)

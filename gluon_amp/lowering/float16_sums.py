@@ -231,18 +231,17 @@ class _Float16SumsProp(mx.operator.CustomOpProp):
         self.names = ["lhs", "rhs"] if binary else ["data", "weight", "bias"]
         if flag(attrs, "no_bias"):
             self.names = self.names[:2]
+        self.symbol = getattr(mx.sym, of)(*map(mx.sym.var, self.names), **self.attrs)
 
     def list_arguments(self):
         return self.names
 
     def infer_shape(self, in_shape):
-        symbol = getattr(mx.sym, self.of)(*map(mx.sym.var, self.names), **self.attrs)
         known = {n: tuple(s) for n, s in zip(self.names, in_shape) if len(s) and min(s) > 0}
-        shapes, outs, _ = symbol.infer_shape(**known)
+        shapes, outs, _ = self.symbol.infer_shape(**known)
         return [list(s) for s in shapes], [list(outs[0])], []
 
     def create_operator(self, ctx, shapes, dtypes):
-        symbol = getattr(mx.sym, self.of)(*map(mx.sym.var, self.names), **self.attrs)
-        _, outs, _ = symbol.infer_shape(**dict(zip(self.names, map(tuple, shapes))))
+        _, outs, _ = self.symbol.infer_shape(**dict(zip(self.names, map(tuple, shapes))))
         view = PRODUCTS[self.of](self.attrs, [tuple(shapes[0]), tuple(shapes[1]), outs[0]])
         return _Float16Sums(view)

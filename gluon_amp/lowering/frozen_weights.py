@@ -6,7 +6,7 @@ is not requested, MXNet 1.9.1 skips both and does not write the bias's gradient
 a separate operator adds the bias. Convolutions are not affected.
 """
 
-from typing import FrozenSet, Optional
+from typing import FrozenSet, List, Optional
 
 from gluon_amp.graph import Writer, source_of
 from gluon_amp.lowering.typed_graph import TypedGraph
@@ -19,23 +19,17 @@ def separate_biases(graph: TypedGraph, frozen: FrozenSet[str]) -> TypedGraph:
     """
     old = graph.json["nodes"]
     chosen = {i for i, node in enumerate(old) if _has_frozen_weight(old, node, frozen)}
-    if not chosen:
-        return graph
     for i in chosen:  # the sum broadcasts, so it does not imply the shape of the bias
         bias = _variable(old, old[i]["inputs"][2][0])
         shape = {"__shape__": f"({old[i]['attrs']['num_hidden']},)"}
         if bias is not None:
             old[bias] = {**old[bias], "attrs": {**old[bias].get("attrs", {}), **shape}}
-    out = Writer()
-    for i, node in enumerate(old):
-        inputs = [out.remap(entry) for entry in node["inputs"]]
-        out.numbers.append(len(out.nodes))
-        if i in chosen:
-            low = graph.edges.get((i, 0)) == "bfloat16"
-            out.replaced[i, 0] = _product_and_sum(out, node, inputs, low)
-        else:
-            out.copy(node, inputs)
-    return graph.written(out)
+
+    def separated(out: Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
+        low = graph.edges.get((i, 0)) == "bfloat16"
+        return _product_and_sum(out, node, inputs, low) if i in chosen else None
+
+    return graph.by(separated)
 
 
 def _product_and_sum(out: Writer, node: dict, inputs: list, low: bool) -> list:

@@ -7,9 +7,9 @@ overwrites an array that others still read. What `DETOURS` writes in their place
 that computes no gradients needs none of this.
 """
 
-from typing import Callable, Dict, FrozenSet, Optional, Tuple
+from typing import Callable, Dict, FrozenSet, List, Optional, Tuple
 
-from gluon_amp.graph import Writer, source_of, variables
+from gluon_amp.graph import Rule, Writer, source_of, variables
 from gluon_amp.lowering.typed_graph import TypedGraph
 
 
@@ -19,35 +19,27 @@ def avoid_faults(graph: TypedGraph, frozen: FrozenSet[str]) -> TypedGraph:
     It is `graph` itself if it has none of these operators, or computes no gradients. `frozen` are
     the variables that get none.
     """
-    out = _rewritten(graph.json, frozen)
-    return graph.written(out) if out else graph
+    learns = not frozen.issuperset(variables(graph.json))
+    return graph.by(_rule(graph.json, frozen)) if learns else graph
 
 
-def avoid_faults_in(graph: dict, frozen: FrozenSet[str] = frozenset()) -> dict:
+def avoid_faults_in(graph: dict) -> dict:
     """Do the same to a graph whose dtypes are not known."""
-    out = _rewritten(graph, frozen)
-    return out.graph(graph) if out else graph
+    out = Writer()
+    changed = variables(graph) and out.rewrite(graph, _rule(graph, frozenset()))
+    return out.graph(graph) if changed else graph
 
 
-def _rewritten(graph: dict, frozen: FrozenSet[str]) -> Optional[Writer]:
-    """Write the graph in place of one; None if nothing changes."""
-    out, changed = Writer(), False
-    if frozen.issuperset(variables(graph)):
-        return None  # no gradient is computed
-    for i, node in enumerate(graph["nodes"]):
-        inputs = [out.remap(entry) for entry in node["inputs"]]
-        if "subgraphs" in node:
-            bodies = [avoid_faults_in(body) for body in node["subgraphs"]]
-            changed = changed or any(a is not b for a, b in zip(bodies, node["subgraphs"]))
-            node = {**node, "subgraphs": bodies}
-        out.numbers.append(len(out.nodes))
+def _rule(graph: dict, frozen: FrozenSet[str]) -> Rule:
+    def rule(out: Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
+        bodies = node.get("subgraphs", [])
+        safe = [avoid_faults_in(body) for body in bodies]
+        if any(new is not old for new, old in zip(safe, bodies)):
+            return out.copy({**node, "subgraphs": safe}, inputs)
         detour = _detour(graph["nodes"], node, frozen)
-        if detour is None:
-            out.copy(node, inputs)
-        else:
-            out.replaced[i, 0] = detour(out, node, *inputs)
-            changed = True
-    return out if changed else None
+        return detour(out, node, *inputs) if detour else None
+
+    return rule
 
 
 def _prelu(out: Writer, node: dict, data: list, slope: list) -> list:

@@ -13,6 +13,8 @@ the blocked layout do so by themselves.) Without the library, all convolutions w
 float32.
 """
 
+from typing import List, Optional
+
 from gluon_amp import kernels
 from gluon_amp.base import hardware
 from gluon_amp.graph import Writer, tuple_of
@@ -27,27 +29,22 @@ def apply_workarounds(graph: TypedGraph) -> TypedGraph:
 
     It is `graph` itself if it has no bfloat16 1×1 convolution or strided convolution.
     """
-    affected = ("Convolution", blocked.CONVOLUTION)
-    out, changed = Writer(), False
-    for i, node in enumerate(graph.json["nodes"]):
-        inputs = [out.remap(entry) for entry in node["inputs"]]
-        name, low = node["name"], graph.edges.get((i, 0)) == "bfloat16"
-        in_float32 = False
-        if low and node["op"] in affected:
-            convolution = _safe_convolution(node)
-            changed = changed or convolution is not node
-            node = convolution
-            in_float32 = _is_strided(node) and not kernels.available()
-        if in_float32:
-            inputs = [
-                out.emit("amp_cast", f"{name}_input{k}", entry, dtype="float32")
-                for k, entry in enumerate(inputs)
-            ]
-        entry = out.copy(node, inputs)
-        out.numbers.append(entry[0])
-        if in_float32:
-            out.replaced[i, 0] = out.emit("amp_cast", f"{name}_bfloat16", entry, dtype="bfloat16")
-    return graph.written(out) if changed or out.replaced else graph
+
+    def safe(out: Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
+        convolves = node["op"] in ("Convolution", blocked.CONVOLUTION)
+        if not convolves or graph.edges.get((i, 0)) != "bfloat16":
+            return None
+        convolution, name = _safe_convolution(node), node["name"]
+        if kernels.available() or not _is_strided(node):
+            return out.copy(convolution, inputs) if convolution is not node else None
+        wide = [
+            out.emit("amp_cast", f"{name}_input{k}", entry, dtype="float32")
+            for k, entry in enumerate(inputs)
+        ]
+        entry = out.copy(convolution, wide)
+        return out.emit("amp_cast", f"{name}_bfloat16", entry, dtype="bfloat16")
+
+    return graph.by(safe)
 
 
 def _safe_convolution(node: dict) -> dict:

@@ -11,11 +11,10 @@ from typing import List, Tuple
 
 from gluon_amp.base import bfloat16, hardware
 from gluon_amp.base.registry import canonical
-from gluon_amp.graph import CASTS, FUSED_ATTR, Writer, flag
+from gluon_amp.graph import FUSED_ATTR, Writer, flag
 from gluon_amp.lowering import blocked
-from gluon_amp.lowering.typed_graph import Edge, TypedGraph
+from gluon_amp.lowering.typed_graph import TypedGraph
 from gluon_amp.policy.bfloat16_kernels import has_kernel
-from gluon_amp.policy.cast_pass import LOW_PRECISION
 
 LAYER, CONCAT = "RNN", "_rnn_param_concat"
 FLATTENING = ("Reshape", "_np_reshape", "_npx_reshape")
@@ -62,13 +61,13 @@ def _own(
 ) -> Tuple[dict, List[list]]:
     """Return our operator in place of a layer, and what it reads, perhaps in emulated bfloat16."""
     nodes = graph.json["nodes"]
-    stored = [_stored(graph, tuple(node["inputs"][1][:2]))]
+    stored = [graph.stored(tuple(node["inputs"][1][:2]))]
     source = nodes[stored[0][0]]
     if source["op"] == CONCAT:
-        parts = [_stored(graph, tuple(entry[:2])) for entry in source["inputs"]]
+        parts = [graph.stored(tuple(entry[:2])) for entry in source["inputs"]]
         flat = [nodes[i] for i, _ in parts]
         if all(part["op"] in FLATTENING for part in flat):
-            stored = [_stored(graph, tuple(part["inputs"][0][:2])) for part in flat]
+            stored = [graph.stored(tuple(part["inputs"][0][:2])) for part in flat]
     attrs = {key: node["attrs"][key] for key in KEPT if key in node["attrs"]}
     attrs["num_parameters"] = str(len(stored))
     attrs["variable_weight"] = str(all(nodes[i]["op"] == "null" for i, _ in stored))
@@ -101,14 +100,3 @@ def _masks(out: Writer, node: dict, data: list, rate: str) -> list:
     ones = out.emit("tile", f"{name}_all", ones, reps=reps)
     masks = out.emit("Dropout", f"{name}_dropout", ones, p=rate)
     return out.emit("BlockGrad", f"{name}_masks", masks)
-
-
-def _stored(graph: TypedGraph, edge: Edge) -> Edge:
-    """Return the tensor that a parameter is rounded from."""
-    node = graph.json["nodes"][edge[0]]
-    while node["op"] in CASTS and graph.edges[edge] in LOW_PRECISION:
-        below = tuple(node["inputs"][0][:2])
-        if graph.edges[below] not in ("float32", "float16"):
-            break
-        edge, node = below, graph.json["nodes"][below[0]]
-    return edge

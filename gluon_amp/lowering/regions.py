@@ -5,6 +5,8 @@ features leave out the regions of other levels in this way, and add up the level
 1.9.1 leaves such a result as it is in memory, and sets an element of another result to 0.
 """
 
+from typing import List, Optional
+
 from gluon_amp.base.registry import canonical
 from gluon_amp.graph import Writer
 from gluon_amp.lowering.typed_graph import TypedGraph
@@ -17,23 +19,20 @@ def mask_missing(graph: TypedGraph) -> TypedGraph:
 
     It is `graph` itself without such operators.
     """
-    nodes, out = graph.json["nodes"], Writer()
-    if not any(canonical(node["op"]) == ALIGN for node in nodes):
-        return graph
-    for node in nodes:
-        inputs = [out.remap(entry) for entry in node["inputs"]]
-        if canonical(node["op"]) == ALIGN:
-            name, columns = node["name"], {"axis": "1"}
-            number, corners = (
-                out.emit("slice_axis", f"{name}_{part}", inputs[1], begin=begin, end=end, **columns)
-                for part, begin, end in (("number", "0", "1"), ("corners", "1", "None"))
-            )
-            image = out.emit("_maximum_scalar", f"{name}_image", number, scalar="0")
-            regions = {"dim": "1", "num_args": "2"}
-            inputs[1] = out.emit("Concat", f"{name}_regions", image, corners, **regions)
-            exists = out.emit("_greater_equal_scalar", f"{name}_exists", number, scalar="0")
-            exists = out.emit("Reshape", f"{name}_mask", exists, shape="(-1, 1, 1, 1)")
-            value = out.copy({**node, "name": f"{name}_aligned"}, inputs)
-            node, inputs = {"op": "broadcast_mul", "name": name, "attrs": {}}, [value, exists]
-        out.numbers.append(out.copy(node, inputs)[0])
-    return graph.written(out)
+    return graph.by(_masked)
+
+
+def _masked(out: Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
+    if canonical(node["op"]) != ALIGN:
+        return None
+    name, columns = node["name"], {"axis": "1"}
+    number, corners = (
+        out.emit("slice_axis", f"{name}_{part}", inputs[1], begin=begin, end=end, **columns)
+        for part, begin, end in (("number", "0", "1"), ("corners", "1", "None"))
+    )
+    image = out.emit("_maximum_scalar", f"{name}_image", number, scalar="0")
+    read = out.emit("Concat", f"{name}_regions", image, corners, dim="1", num_args="2")
+    exists = out.emit("_greater_equal_scalar", f"{name}_exists", number, scalar="0")
+    exists = out.emit("Reshape", f"{name}_mask", exists, shape="(-1, 1, 1, 1)")
+    value = out.copy({**node, "name": f"{name}_aligned"}, [inputs[0], read])
+    return out.emit("broadcast_mul", name, value, exists)

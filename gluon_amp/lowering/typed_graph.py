@@ -2,7 +2,8 @@
 
 from typing import Dict, Mapping, NamedTuple, Tuple
 
-from gluon_amp.graph import Writer, edge_dtypes, needed, pruned
+from gluon_amp.graph import CASTS, Rule, Writer, edge_dtypes, needed, pruned
+from gluon_amp.policy.cast_pass import LOW_PRECISION
 
 Edge = Tuple[int, int]  # a tensor: node and output
 
@@ -26,6 +27,11 @@ class TypedGraph(NamedTuple):
         """Infer the dtypes from those of the variables, as `graph.edge_dtypes` does."""
         return cls(json, edge_dtypes(json, dtypes))
 
+    def by(self, rule: Rule) -> "TypedGraph":
+        """Return the graph that a rule writes, or the graph itself if it writes nothing."""
+        out = Writer()
+        return self.written(out) if out.rewrite(self.json, rule) else self
+
     def rewritten(self, json: dict, kept: Mapping[Edge, str]) -> "TypedGraph":
         """Return a graph in place of this one, where the dtypes of some tensors are known."""
         known = dict(kept)
@@ -43,6 +49,16 @@ class TypedGraph(NamedTuple):
     def kept(self, out: Writer) -> Dict[Edge, str]:
         """Return the dtypes of this graph's tensors, by their places in a graph being written."""
         return {tuple(out.remap([*edge])): dtype for edge, dtype in self.edges.items()}
+
+    def stored(self, edge: Edge) -> Edge:
+        """Return the tensor that a parameter is rounded from."""
+        node = self.json["nodes"][edge[0]]
+        while node["op"] in CASTS and self.edges.get(edge) in LOW_PRECISION:
+            below = tuple(node["inputs"][0][:2])
+            if self.edges.get(below) not in ("float32", "float16"):
+                break
+            edge, node = below, self.json["nodes"][below[0]]
+        return edge
 
     def pruned(self) -> "TypedGraph":
         """Return the graph without the nodes that no output needs."""

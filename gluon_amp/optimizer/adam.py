@@ -1,5 +1,6 @@
 """Adam with L2 regularization, and AdamW with decoupled weight decay."""
 
+import functools
 import math
 from typing import Any, Optional
 
@@ -123,24 +124,15 @@ class Adam(MasterOptimizer):
             )
 
     def _update_decoupled(self, slot):
-        nd.contrib.adamw_update(
-            slot.target,
-            slot.grad_like_target,
-            *slot.state,
-            out=slot.target,
-            **self._attributes(lr=self._corrected(slot), wd=slot.lr * slot.wd, eta=1.0),
-        )
-        slot.set_weight()
+        self._update_by(nd.contrib.adamw_update, slot, wd=slot.lr * slot.wd, eta=1.0)
 
     def _update_one(self, slot, wd):
-        nd.adam_update(
-            slot.target,
-            slot.grad_like_target,
-            *slot.state,
-            out=slot.target,
-            lazy_update=self.lazy_update,
-            **self._attributes(lr=self._corrected(slot), wd=wd),
-        )
+        update = functools.partial(nd.adam_update, lazy_update=self.lazy_update)
+        self._update_by(update, slot, wd=wd)
+
+    def _update_by(self, update, slot, **numbers):
+        attributes = self._attributes(lr=self._corrected(slot), **numbers)
+        update(slot.target, slot.grad_like_target, *slot.state, out=slot.target, **attributes)
         slot.set_weight()
 
     def _update_sparse(self, slot):

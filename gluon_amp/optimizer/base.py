@@ -6,7 +6,7 @@ its `_update_dense`, which receives all tensors of one device as a list of `Slot
 """
 
 import functools
-from typing import Any, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
 
 import numpy as np
 
@@ -195,11 +195,12 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         if not isinstance(index, (list, tuple)):
             index, weight, grad, state = [index], [weight], [grad], [state]
         self._update_count(index)
+        arrays = weight, grad, state
         lrs = map(ExactFloat, self._get_lrs(index))
         wds = map(ExactFloat, self._get_wds(index))
         slots = [
             Slot(self._name(i), w, g, s[0], tuple(s[1:]), lr, wd, self._index_update_count[i])
-            for i, w, g, s, lr, wd in zip(index, *map(_legacy, (weight, grad, state)), lrs, wds)
+            for i, w, g, s, lr, wd in zip(index, *map_leaves(_legacy, arrays), lrs, wds)
         ]
         slots_dense = [slot for slot in slots if slot.grad.stype == "default"]
         slots_sparse = [slot for slot in slots if slot.grad.stype != "default"]
@@ -248,11 +249,15 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         return {name: ExactFloat(number) for name, number in numbers.items()}
 
 
-def _legacy(state):
-    """Return nested lists and tuples with arrays of `mx.nd` on the same memory."""
-    if isinstance(state, (list, tuple)):
-        return [_legacy(item) for item in state]
-    return None if state is None else state.as_nd_ndarray()
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """Return nested tuples and lists with a function applied to each leaf."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_leaves(function, item) for item in value)
+    return function(value)
+
+
+def _legacy(array):
+    return None if array is None else array.as_nd_ndarray()
 
 
 def dense(array: nd.NDArray) -> nd.NDArray:

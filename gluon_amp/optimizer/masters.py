@@ -18,13 +18,16 @@ import numpy as np
 
 from gluon_amp.base.array_kinds import of_kind
 from gluon_amp.base.writes import version
-from gluon_amp.optimizer.base import MasterOptimizer, cast, rounded, sync_master
+from gluon_amp.optimizer.base import MasterOptimizer, cast, map_leaves, rounded, sync_master
 
 import mxnet as mx
 from mxnet import gluon, nd
 
 # The optimizers here whose namesakes in MXNet put the master second in a state.
 _MASTER_SECOND_IN_MXNET = ("SGD", "NAG", "LARS")
+
+
+HELD = "_amp_masters"  # the attribute of a parameter with the masters that it holds
 
 
 class _Place(NamedTuple):
@@ -163,12 +166,12 @@ def held_masters(param: gluon.Parameter) -> List[nd.NDArray]:
 
     Copies of the parameter have copies. After an update they are in sync with the weights.
     """
-    return vars(param).setdefault("_amp_masters", [])
+    return vars(param).setdefault(HELD, [])
 
 
 def release(param: gluon.Parameter) -> None:
     """Forget the masters that a parameter holds, as its values are new."""
-    vars(param).pop("_amp_masters", None)
+    vars(param).pop(HELD, None)
 
 
 def hold(param: gluon.Parameter, weight: nd.NDArray, master: nd.NDArray) -> nd.NDArray:
@@ -188,11 +191,8 @@ def hold(param: gluon.Parameter, weight: nd.NDArray, master: nd.NDArray) -> nd.N
 
 def adopt(
     param: gluon.Parameter, weight: nd.NDArray, updater: mx.optimizer.Updater, index: int
-) -> Optional[nd.NDArray]:
-    """Make the parameter's own master that of an Updater's state, and return it.
-
-    A state that does not exist yet is created. The result is None without a master.
-    """
+) -> None:
+    """Make the parameter's own master that of an Updater's state, which is created if need be."""
     optimizer, state = updater.optimizer, updater.states.get(index)
     if index not in updater.states:
         # of `mx.nd`, as MXNet's Updater creates it
@@ -200,12 +200,9 @@ def adopt(
         updater.states[index] = state
         updater.states_synced[index] = True
     master, rest = split(optimizer, weight, state)
-    if master is None:
-        return None
-    own = hold(param, weight, master)
+    own = None if master is None else hold(param, weight, master)
     if own is not master:
         updater.states[index] = join(optimizer, weight, own, rest)
-    return own
 
 
 def set_master(param: gluon.Parameter, values: nd.NDArray) -> None:
@@ -251,16 +248,10 @@ def _master(updater, index, weight) -> Optional[nd.NDArray]:
     # The state that one optimizer keeps of a float32 weight can have the layout of another's state
     # of a float16 weight, so the layout is compared with that of a new state.
     small = nd.zeros((1,) * weight.ndim, dtype="float16")
-    if _structure(state) != _structure(optimizer.create_state_multi_precision(index, small)):
+    new = optimizer.create_state_multi_precision(index, small)
+    if map_leaves(type, state) != map_leaves(type, new):
         return None
     return split(optimizer, weight, state)[0]
-
-
-def _structure(state) -> Any:
-    """Return a state with each array or None replaced by a type."""
-    if isinstance(state, (list, tuple)):
-        return tuple(_structure(item) for item in state)
-    return type(state)
 
 
 # An array and how often it was written; None if that is not known.

@@ -383,10 +383,11 @@ class Module(mx.mod.Module):
                 f"not 1 / (batch size * workers) = {rescale_grad:g}; it is kept.",
                 stacklevel=2,
             )
+        requests = self._exec_group.grad_req  # none of running statistics
         trainer = Trainer(
             [
-                ExecutorParameter(name, self.executors, self._context, grad_req)
-                for name, grad_req in self._grad_reqs().items()
+                ExecutorParameter(name, self.executors, self._context, requests.get(name, "null"))
+                for name in [*self._param_names, *self._aux_names]
             ],
             optimizer,
             kvstore=kvstore,
@@ -412,11 +413,6 @@ class Module(mx.mod.Module):
         if self._preload_opt_states is not None:
             self.load_optimizer_states(self._preload_opt_states)
             self._preload_opt_states = None
-
-    def _grad_reqs(self) -> Dict[str, str]:
-        """Return the `grad_req` of all parameters and, always 'null', running statistics."""
-        requests = self._exec_group.grad_req
-        return {name: requests.get(name, "null") for name in [*self._param_names, *self._aux_names]}
 
     def borrow_optimizer(self, shared_module: "Module") -> None:
         """Share another module's optimizer, masters and loss scale; used in bucketing."""

@@ -29,7 +29,10 @@ from mxnet import autograd, gluon, nd
 # The attributes of a parameter that `EMA.applied` replaces. Without a trainer and gradients nothing
 # trains, and nothing finds the masters in an optimizer's states. Casts, `reset_ctx` and the user
 # write the others.
-_REPLACED = ("_data", "_grad", "_grad_req", "_trainer", "_dtype", "_ctx_list", "_ctx_map")
+_REPLACED = (
+    *("_data", "_grad", "_grad_req", "_trainer", "_dtype", "_ctx_list", "_ctx_map"),
+    masters.HELD,
+)
 
 
 class EMA:
@@ -172,8 +175,8 @@ class EMA:
             yield
         finally:
             guards.AVERAGED.difference_update(own)
-            for param, (attributes, held) in zip(own, before):
-                _restore(param, attributes, held)
+            for param, attributes in zip(own, before):
+                _restore(param, attributes)
 
     def _begin(self) -> None:
         """Begin the averages of parameters that are trained now and have none; forget others."""
@@ -226,23 +229,16 @@ def _copies(param, average):
     return arrays, wide if np.dtype(param.dtype) == np.float16 else []
 
 
-def _exchange(param, arrays, held):
-    """Give a parameter arrays and masters; return the attributes and masters that it had."""
-    before: Dict[str, Any] = {name: vars(param)[name] for name in _REPLACED}
-    vars(param).update(_data=arrays, _grad=None, _trainer=None)
-    return before, _hold(param, held)
-
-
-def _hold(param, held):
-    """Make a parameter hold these masters; return those that it held."""
-    current = masters.held_masters(param)
-    before, current[:] = list(current), held
+def _exchange(param, arrays, held) -> Dict[str, Any]:
+    """Give a parameter arrays and masters; return the attributes that it had."""
+    masters.held_masters(param)  # a list from now on, if it held none
+    before = {name: vars(param)[name] for name in _REPLACED}
+    vars(param).update({"_data": arrays, "_grad": None, "_trainer": None, masters.HELD: held})
     return before
 
 
-def _restore(param, before, held) -> None:
+def _restore(param, before) -> None:
     dtype = dtype_name(param.dtype)
     vars(param).update(before)
-    _hold(param, held)
     if dtype != dtype_name(param.dtype):  # the net was cast meanwhile, and stays so
         cast_parameter(param, dtype)

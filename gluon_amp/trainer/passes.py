@@ -19,6 +19,10 @@ from mxnet.ndarray import NDArray
 _LOCK = threading.RLock()
 
 
+# The fields of a `Pass` that all passes of a step have in common, whatever their scales
+OF_A_STEP = ("beside_others", "retried", "written")
+
+
 @dataclass(frozen=True)
 class Pass:
     """The backward passes since a trainer's last step."""
@@ -87,13 +91,8 @@ class Passes:
                 beside = self._scale.pass_is_pending
                 self._own = replace(Pass.at(self._scale), beside_others=beside)
             elif afresh:
-                own = self._own
-                self._own = replace(
-                    Pass.at(self._scale),
-                    beside_others=own.beside_others,
-                    retried=own.retried,
-                    written=own.written,
-                )
+                kept = {name: getattr(self._own, name) for name in OF_A_STEP}
+                self._own = replace(Pass.at(self._scale), **kept)
             self._scale.begin_pass(self._own)
             return self._own
 

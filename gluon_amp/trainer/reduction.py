@@ -38,22 +38,14 @@ def added_here(trainer: gluon.Trainer) -> List[gluon.Parameter]:
     The bits are those of the kvstore. One that is not of the kind "device" adds more than two
     gradients in another order, so it keeps them.
     """
-    store, trained = trainer._kvstore, _trained(trainer)
+    store, trained = trainer._kvstore, trainer.trained()
     if has_own(trainer) or type(store) is not mx.kvstore.KVStore or crosses_workers(trainer):
         return []
     in_order = len(trainer.contexts) == 2 or "device" in store.type
     dense = all(grad.stype == "default" for param in trained for grad in param.list_grad())
     if trainer._compression_params or not in_order or not dense:
         return []
-    return [p for p in trained if all(map(_is_float16_on_cpu, p.list_grad()))]
-
-
-def _trained(trainer):
-    return [p for p in trainer._params if p.grad_req != "null" and p._data is not None]
-
-
-def _is_float16_on_cpu(array) -> bool:
-    return on_cpu(array) and np.dtype(array.dtype) == np.float16
+    return [p for p in trained if all(on_cpu(g) and g.dtype == np.float16 for g in p.list_grad())]
 
 
 def allreduce(trainer: gluon.Trainer, divisor: float) -> None:
@@ -63,7 +55,7 @@ def allreduce(trainer: gluon.Trainer, divisor: float) -> None:
         trainer._allreduce_grads()
         return
     add_up([param.list_grad() for param in here], 1 / divisor)
-    others = set(_trained(trainer)).difference(here)
+    others = set(trainer.trained()).difference(here)
     for index, param in enumerate(trainer._params):
         if param in others:
             trainer._kvstore.pushpull(index, param.list_grad(), priority=-index)

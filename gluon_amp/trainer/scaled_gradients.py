@@ -7,7 +7,6 @@ from typing import (
     Any,
     Callable,
     Collection,
-    Container,
     Iterator,
     List,
     Optional,
@@ -224,7 +223,8 @@ class ScaledGradients:
             raise ValueError("backward() got no loss: pass an NDArray or a list of NDArrays.")
         guards.check_losses(losses, self.scaling)
         self._begin_kind(accumulate)
-        weights = self._weights_on({one.context for one in losses}) if accumulate else ()
+        contexts = {one.context for one in losses}
+        weights = [w for _, w in self._weights() if w.context in contexts] if accumulate else ()
         earlier = clear_fresh(weights)
         if self.scaling:
             self._backward_scaled(losses, retain_graph, train_mode, weights)
@@ -250,7 +250,7 @@ class ScaledGradients:
             )
         if accumulate:
             guards.check_dense(self.parameters, "backward(accumulate=True)")
-            guards.check_overwritten(self._trained())
+            guards.check_overwritten(self.trained())
             self._has_summed = True
         else:
             self._sums.free()
@@ -359,7 +359,7 @@ class ScaledGradients:
     def use_sums(self) -> None:
         """Put the sums of `backward(accumulate=True)` in the place of the gradients for a step."""
         if self._sums.passes and not self._sums.in_use:
-            self._sums.put(self._trained())
+            self._sums.put(self.trained())
             self.mark_gradients(divisor=self.current_pass().scale)
 
     def _repeat(self, kept: first_scale.KeptPass, made: Pass, fitting: float) -> Optional[float]:
@@ -426,7 +426,7 @@ class ScaledGradients:
 
     def gradients(self) -> Iterator[nd.NDArray]:
         """Yield the gradients of all initialized parameters on all devices."""
-        return (grad for param in self._trained() for grad in param.list_grad())
+        return (grad for param in self.trained() for grad in param.list_grad())
 
     def used_scale(self) -> float:
         """Return the factor that the gradients carry: the loss scale over their divisor.
@@ -486,7 +486,7 @@ class ScaledGradients:
         self.ready()
         divisor = reduction.divisor(self, self.gradients()) if self.scaling else 1.0
         if divisor != 1:
-            others = set(self._trained()).difference(reduction.added_here(self))
+            others = set(self.trained()).difference(reduction.added_here(self))
             multiply((grad for param in others for grad in param.list_grad()), 1 / divisor)
         self._reduce(divisor)
 
@@ -531,7 +531,7 @@ class ScaledGradients:
 
         Gradients are overwritten: workers can exchange nothing else.
         """
-        exchanged = [p.list_grad() for p in self._trained() if p.list_grad()[0].stype == "default"]
+        exchanged = [p.list_grad() for p in self.trained() if p.list_grad()[0].stype == "default"]
         if not reduction.crosses_workers(self) or not exchanged:
             return own or None
 
@@ -546,15 +546,13 @@ class ScaledGradients:
             return high
         return first_scale.largest_power(self._loss_scale.min_scale, high / 2, fits_everywhere)
 
-    def _trained(self) -> List[gluon.Parameter]:
+    def trained(self) -> List[gluon.Parameter]:
+        """Return the initialized parameters that have gradients."""
         return [p for p in self.parameters if p.grad_req != "null" and p._data is not None]
 
     def _weights(self) -> List[Tuple[gluon.Parameter, nd.NDArray]]:
         """Return the trained parameters, each with its array on each device."""
-        return [(param, array) for param in self._trained() for array in param.list_data()]
-
-    def _weights_on(self, contexts: Container[mx.Context]) -> List[nd.NDArray]:
-        return [array for _, array in self._weights() if array.context in contexts]
+        return [(param, array) for param in self.trained() for array in param.list_data()]
 
     def _used_grads(self) -> List[Tuple[str, list]]:
         """Return names of parameters, each with those of its gradients that this step uses.
@@ -565,7 +563,7 @@ class ScaledGradients:
         """
         across_workers = reduction.crosses_workers(self)
         used = []
-        for param in self._trained():
+        for param in self.trained():
             pairs = list(zip(param.list_data(), param.list_grad()))
             fresh = [grad for data, grad in pairs if self._gradients.is_fresh(data)]
             reduced = across_workers or (self._kvstore is not None and fresh)

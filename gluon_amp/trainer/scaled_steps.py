@@ -175,7 +175,7 @@ class ScaledSteps(ScaledGradients):
         self.use_sums()
         gradients = self.current_gradients()
         # gluon.Trainer raises this in the middle of the update, after it has cleared some marks.
-        for param in () if ignore_stale_grad else self._trained():
+        for param in () if ignore_stale_grad else self.trained():
             if not all(map(gradients.is_fresh, param.list_data())):
                 raise UserWarning(
                     f"No backward pass has written the gradient of {param.name} on every device "
@@ -258,7 +258,9 @@ class ScaledSteps(ScaledGradients):
         self._check_and_rescale_grad(ExactFloat(factor))
         mark_fresh(gradients.fresh.values())  # gluon.Trainer reads the marks
         self._adopt_masters()
-        updated = [entry for entry in self._masters_to_sync() if entry[1]._fresh_grad]
+        syncs = getattr(self._optimizer, "syncs_master", lambda weight: False)
+        fresh = (entry for entry in self.masters() if entry[1]._fresh_grad)
+        updated = [entry for entry in fresh if not syncs(entry[1])]  # the update syncs the others
         seen = self._writes.sync_written(updated)
         if self._sums.in_use:
             self._update_with_sums()
@@ -297,7 +299,7 @@ class ScaledSteps(ScaledGradients):
 
     def _skip(self) -> None:
         snapshots.undo(self.current_pass().written)
-        for param in self._trained():
+        for param in self.trained():
             # Also 'write' buffers: if no later backward pass wrote one, it would overflow again.
             set_to_zero(param.list_grad())
             clear_fresh(param.list_data())
@@ -360,11 +362,6 @@ class ScaledSteps(ScaledGradients):
                 weight = param.list_data()[device]
                 if weight._fresh_grad:
                     masters.adopt(param, weight, updater, index)
-
-    def _masters_to_sync(self) -> Iterator[Master]:
-        """Yield those of `masters` that the update itself does not sync."""
-        syncs = getattr(self._optimizer, "syncs_master", lambda weight: False)
-        return (entry for entry in self.masters() if not syncs(entry[1]))
 
     def refresh_masters(self) -> None:
         """Update the masters of weights that were written since the last step.

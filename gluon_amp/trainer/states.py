@@ -6,7 +6,7 @@ any dtype.
 
 import copy
 import warnings
-from typing import Any, Callable, Sequence, Tuple, Union
+from typing import Any, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from gluon_amp.files.schema import (
 )
 from gluon_amp.lowering import delayed_scaling
 from gluon_amp.optimizer import masters
-from gluon_amp.optimizer.base import cast
+from gluon_amp.optimizer.base import cast, map_leaves
 from gluon_amp.trainer import schedules
 from gluon_amp.trainer.report import Skips
 
@@ -288,13 +288,6 @@ def _settings(optimizer) -> dict:
         settings.pop("lr", None)
         settings["lr_scheduler"] = type(optimizer.lr_scheduler).__name__
     return settings
-
-
-def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
-    """Return nested tuples and lists with a function applied to each leaf."""
-    if isinstance(value, (list, tuple)):
-        return type(value)(map_leaves(function, item) for item in value)
-    return function(value)
 
 
 def _to_numpy(value):

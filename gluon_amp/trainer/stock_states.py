@@ -8,6 +8,7 @@ import numpy as np
 
 from gluon_amp.files.schema import PLAIN, allows
 from gluon_amp.optimizer import MasterOptimizer, masters
+from gluon_amp.optimizer.base import map_leaves
 from gluon_amp.trainer import states, stock_pickle
 
 from mxnet import gluon
@@ -122,7 +123,7 @@ def _split(state, trainer, index, own_layout: bool) -> tuple:
         return None, state  # `check_fit` raises on it
     if bare:
         state = () if state is None else (state,)
-    return _as_float32(saved_master), states.map_leaves(_as_float32, state)
+    return _as_float32(saved_master), map_leaves(_as_float32, state)
 
 
 def _as_float32(value):

@@ -5,14 +5,18 @@ from gluon_amp import graph
 import mxnet as mx
 
 
+def test_a_rule_returns_what_is_read_in_the_place_of_a_node():
+    left, _ = mx.sym.split(mx.sym.var("x"), num_outputs=2)
+    old, new = graph.to_json(mx.sym.Group([left, mx.sym.relu(left)])), graph.Writer()
+    assert new.rewrite(old, lambda out, i, *_: [1, 1, 0] if i == 2 else None)
+    assert new.graph(old)["heads"] == [[1, 0, 0], [1, 1, 0]] and len(new.nodes) == 2
+
+
 def test_other_outputs_of_a_replaced_node_stay():
     left, right = mx.sym.split(mx.sym.var("x"), num_outputs=2, name="s")
     old, new = graph.to_json(mx.sym.Group([left, right])), graph.Writer()
-    for node in old["nodes"]:
-        entry = new.copy(node, [new.remap(e) for e in node["inputs"]])
-        new.numbers.append(entry[0])
-    second = [entry[0], 1, 0]
-    new.replaced[len(old["nodes"]) - 1, 1] = new.emit("negative", "minus", second)
+    assert not new.rewrite(old, lambda *_: None)
+    new.replaced[1, 1] = new.emit("negative", "minus", [1, 1, 0])
     assert [head[:2] for head in new.graph(old)["heads"]] == [[1, 0], [2, 0]]
     found = graph.from_json(new.graph(old)).eval(x=mx.nd.array([[1, 2]]))
     assert [y.asscalar() for y in found] == [1, -2]

@@ -16,8 +16,5 @@ def test_every_operator_that_runs_in_float16_has_a_kernel():
 
 
 def test_what_has_none():
-    assert set(NAMES) >= cuda_kernels.WITHOUT
-    without = {op for op in NAMES if op_table.rule(op).reason == "has no float16 kernel"}
-    assert without < cuda_kernels.WITHOUT
     for op in ("_linalg_gemm2", "linalg_gemm2", "no_such_operator"):
         assert not cuda_kernels.has_float16_kernel(op)

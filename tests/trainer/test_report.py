@@ -45,7 +45,7 @@ def test_at_the_floor_a_clear_error_names_the_parameters():
         FloatingPointError,
         match=r"^3 steps in a row overflowed, the last at loss scale 1, which cannot go lower than "
         r"min_scale=1 \(a lower one can be given\), in the gradients of p0, p1, p2, p3, p4 and 3 "
-        r"more: the forward pass looks finite, ",
+        r"more: the forward pass looks finite, so it is probably its gradient that overflows;",
     ):
         run(trainer, overflow)
     assert {float(values(p)[0]) for p in params} == {1.0}
@@ -54,7 +54,6 @@ def test_at_the_floor_a_clear_error_names_the_parameters():
 @pytest.mark.parametrize(
     "value, factor, cause",
     [
-        (1.0, 1e5, "the forward pass looks finite, so it is probably its gradient that overflows"),
         (1.0, inf, "the forward pass is not finite already, so look for infinite data"),
         (nan, 1.0, "the parameter p is not finite itself, so load a finite one"),
     ],
@@ -68,24 +67,17 @@ def test_at_the_floor_the_error_names_the_cause(value, factor, cause):
         run(trainer, terms)
 
 
-@pytest.mark.parametrize(
-    "spoil, text",
-    [
-        (lambda net, x: x * inf, "the forward pass is not finite already, so look for infinite"),
-        # a ReLU or a pool may turn the overflow of a layer into a finite loss
-        (lambda net, x: x + 6000, "the forward pass is not finite already, .* overflow in the"),
-    ],
-)
-def test_the_error_names_data_and_layers_that_overflow_in_a_cast_net(spoil, text):
+def test_the_error_names_the_network_where_a_layer_overflows():
+    """A ReLU or a pool may turn the overflow of a layer into a finite loss."""
     net = amp.cast(small_net(), "float16")
     net[0].weight.set_data(nd.ones((8, 3, 3, 3)))
-    x = spoil(net, nd.ones((2, 3, 8, 8)))
+    x = nd.ones((2, 3, 8, 8)) + 6000
     scale = DynamicLossScale(init_scale=4.0)
     trainer = Trainer(net.collect_params(), "sgd", loss_scale=scale, max_consecutive_skips=2)
     backward(trainer, net, x)
     assert not trainer.step(1).applied
     backward(trainer, net, x)
-    with pytest.raises(FloatingPointError, match=f"and a lower one would not help, .*{text}"):
+    with pytest.raises(FloatingPointError, match="would not help, .* overflow in the network"):
         trainer.step(1)
 
 

@@ -25,8 +25,7 @@ def packages() -> Tuple[ModuleType, ModuleType]:
                 f"export_onnx() needs onnx and onnxruntime, and {name} cannot be imported "
                 f"({reason_of(error)}): run `pip install 'gluon-amp[export]'`."
             ) from None
-    onnx, onnxruntime = found
-    return onnx, onnxruntime
+    return tuple(found)
 
 
 def encode(
