@@ -18,7 +18,7 @@ import numpy as np
 
 from gluon_amp.base.array_kinds import of_kind
 from gluon_amp.base.writes import version
-from gluon_amp.optimizer.base import MasterOptimizer, cast, map_leaves, rounded, sync_master
+from gluon_amp.optimizer.base import MasterOptimizer, cast, rounded, sync_master
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -249,9 +249,14 @@ def _master(updater, index, weight) -> Optional[nd.NDArray]:
     # of a float16 weight, so the layout is compared with that of a new state.
     small = nd.zeros((1,) * weight.ndim, dtype="float16")
     new = optimizer.create_state_multi_precision(index, small)
-    if map_leaves(type, state) != map_leaves(type, new):
+    if _structure(state) != _structure(new):
         return None
     return split(optimizer, weight, state)[0]
+
+
+def _structure(state) -> Any:
+    """Return a state with types in the place of its arrays; lists and tuples are alike."""
+    return tuple(map(_structure, state)) if isinstance(state, (list, tuple)) else type(state)
 
 
 # An array and how often it was written; None if that is not known.
