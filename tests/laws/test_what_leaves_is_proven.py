@@ -51,6 +51,39 @@ def broken(translation):
     return translate_wrongly
 
 
+PRODUCTS = {
+    "dense": lambda F, x, w: F.npx.fully_connected(x, w, no_bias=True, num_hidden=5, flatten=False),
+    "right": lambda F, x, w: F.np.matmul(x, F.np.transpose(w)),
+    "left": lambda F, x, w: F.np.matmul(w, F.np.transpose(x, (0, 2, 1))),
+}
+
+
+class OfMatrix(mx.gluon.HybridBlock):
+    """Transposes the three axes of a float16 result, and multiplies it with a matrix."""
+
+    def __init__(self, product):
+        super().__init__()
+        self.product, self.dense = product, nn.Dense(6, in_units=6, flatten=False)
+        self.weight = self.params.get("weight", shape=(5, 6))
+
+    def hybrid_forward(self, F, x, weight):
+        return self.product(F, F.np.transpose(self.dense(x), (1, 0, 2)), weight)
+
+
+@pytest.mark.parametrize("product", sorted(PRODUCTS))
+def test_onnxruntime_loads_products_of_a_matrix_and_a_transpose(product, tmp_path):
+    """Without a Reshape between them it ends the process, in some versions."""
+    onnx, path = pytest.importorskip("onnx"), tmp_path / "net.onnx"
+    with mx.util.np_shape(True), mx.util.np_array(True):
+        net = OfMatrix(PRODUCTS[product])
+        net.initialize()
+        amp.export_onnx(net, path, mx.np.ones((3, 2, 6)), policy="float16")
+    nodes = onnx.load(path).graph.node
+    parted = {name for node in nodes if node.op_type == "Reshape" for name in node.output}
+    for node in [node for node in nodes if node.op_type == "MatMul"]:
+        assert parted.intersection(node.input), node
+
+
 @pytest.mark.parametrize("policy", [None, "float16"])
 @pytest.mark.parametrize("build", [convolutional, recurrent])
 def test_no_wrong_file_is_written(build, policy, tmp_path, monkeypatch):

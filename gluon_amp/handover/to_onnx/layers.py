@@ -50,13 +50,14 @@ def dense(n: Node, w: Writer) -> str:
     return w.add("Add", product, *bias) if bias else product
 
 
-def _parted(data: Value, rank: int, w: Writer) -> Value:
-    """Return an array that a matrix multiplies, behind a Reshape to its own shape.
+def _parted(factor: Value, rank: int, w: Writer) -> Value:
+    """Return what a matrix is multiplied with; three axes come behind a Reshape to their own shape.
 
-    From version 1.23 to 1.32 at least, onnxruntime ends the process when it loads a Transpose of
-    float16 in three axes in front of such a product.
+    onnxruntime ends the process when it loads some products of a matrix and a Transpose of float16
+    in three axes: 1.19.2 does for `np.matmul`, 1.23.2 to 1.32.0 also for a dense layer. It loads
+    other numbers of axes, and products of two arrays of three.
     """
-    return w.add("Reshape", data, w.integers([0] * rank)) if rank > 2 else data
+    return w.add("Reshape", factor, w.integers([0] * rank)) if rank == 3 else factor
 
 
 def _matrix_transposed(one: Tensor, w: Writer) -> str:
@@ -163,7 +164,7 @@ TRANSLATIONS: Dict[str, Callable] = {
     "FullyConnected": dense,
     "batch_dot": lambda n, w: w.add("MatMul", *_factors(n, w)),
     **dict.fromkeys(["dot", "_np_dot"], dot),
-    "_npi_matmul": lambda n, w: w.add("MatMul", *n.inputs),
+    "_npi_matmul": lambda n, w: w.add("MatMul", *(_parted(one, one.rank, w) for one in n.inputs)),
     **dict.fromkeys(["_linalg_gemm", "_linalg_gemm2"], gemm),
     "_npi_einsum": lambda n, w: w.add("Einsum", *n.inputs, equation=n.text("subscripts")),
     **dict.fromkeys(["_npi_tensordot", "_npi_tensordot_int_axes"], tensordot),
