@@ -7,7 +7,7 @@ OpenBLAS, glibc's libm, and LAPACKE. So this shows that gluon_amp runs there, an
 Arm's libraries or of speed. The first run makes a Debian 12 with MXNet.
 
 The loss scale begins where the README's ends. From a higher one, the first step is skipped:
-gluon_amp repeats no pass there, as MXNet's build for arm64 keeps graphs in another layout.
+gluon_amp repeats no pass there, as `graph/tape.py` does not find the recorded graph in that build.
 """
 
 import re
@@ -16,8 +16,8 @@ from shlex import quote
 from typing import Optional, Sequence
 
 from experiments import ROOT, debian
-from experiments.standalone import command_line
 from gluon_amp.base.startup.supported import ARM
+from gluon_amp.training.command_line import Parser, status_of
 
 PACKAGES = ("libgomp1", "liblapacke", "libopenblas0-pthread", "python3-venv")
 STAND_INS = ("openblas-pthread/libopenblas.so.0", "libm.so.6", "liblapacke.so.3")
@@ -38,21 +38,21 @@ def program(dtype: str) -> str:
     return example.replace('"float16"', f'"{dtype}"').replace(":.2f", ":.4f")
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def train() -> int:
     """Check the sentence for the missing libraries, then train; return 0 if both are right."""
-    command_line.Parser(description=__doc__.splitlines()[0]).parse_args(arguments)
     system = debian.system("bookworm", "arm64", PACKAGES)
+    sentence = f"LD_LIBRARY_PATH= {PYTHON} 'import gluon_amp' 2>&1 | grep 'needs {ARM[0]}'"
     steps = {
         "install": INSTALL,
-        "without the libraries": f"{PYTHON} 'import gluon_amp' 2>&1 | grep 'needs {ARM[0]}'",
+        "without the libraries": sentence,
         "with others in their place": " && ".join(["mkdir -p /opt/arm", *COPIES]),
         **{dtype: f"{PYTHON} {quote(program(dtype))}" for dtype in ("float32", "float16")},
     }
     losses = []
     with debian.bound(system, str(ROOT)):
         for name, command in steps.items():
-            start, folder = time.perf_counter(), "" if name == list(steps)[1] else "/opt/arm"
-            variables = {"GLUON_AMP_NATIVE": "0", "LD_LIBRARY_PATH": folder}
+            start = time.perf_counter()
+            variables = {"GLUON_AMP_NATIVE": "0", "LD_LIBRARY_PATH": "/opt/arm"}
             done = debian.run(system, f"cd '{ROOT}' && {command}", **variables)
             seconds = time.perf_counter() - start
             print(f"== {name}: {seconds:.0f} s\n{done.stdout}", end="", flush=True)
@@ -63,6 +63,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
             )
     near = [abs(a - b) < 0.1 * a for a, b in zip(*losses[-2:])]
     return 0 if near == [True] * 4 else 1
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run it; return the exit status."""
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.parse_args(arguments)
+    return status_of(parser.prog, train)
 
 
 if __name__ == "__main__":

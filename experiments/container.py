@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from experiments import ROOT, debian
-from experiments.standalone import command_line
 from gluon_amp.base.messages import UsageError
+from gluon_amp.training.command_line import Parser, status_of
 
 SUITES = {"debian:13-slim": "trixie"}
 TRAIN = "cd /tmp && gluon-amp train --dtype float16 --num-epochs 1 --max-batches 4"
@@ -40,9 +40,8 @@ def copy(root: Path, arguments: str) -> None:
             shutil.copy(file, root / target.strip("/"))
 
 
-def main(arguments: Optional[Sequence[str]] = None) -> int:
+def build() -> int:
     """Build and train; return the exit status of the first line that fails, or 0."""
-    command_line.Parser(description=__doc__.splitlines()[0]).parse_args(arguments)
     (_, image), *lines = instructions((ROOT / "Dockerfile").read_text(encoding="utf-8"))
     variables: Dict[str, str] = {"PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"}
     system = debian.system(SUITES[image])
@@ -60,6 +59,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
                 if done.returncode:
                     return done.returncode
     return 0
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run it; return the exit status."""
+    parser = Parser(description=__doc__.splitlines()[0])
+    parser.parse_args(arguments)
+    return status_of(parser.prog, build)
 
 
 if __name__ == "__main__":

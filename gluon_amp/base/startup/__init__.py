@@ -4,7 +4,7 @@ from gluon_amp.base.startup import compat, cpu, cuda_libraries, supported
 
 
 def import_mxnet() -> None:
-    """Import MXNet with its CUDA libraries, numpy's old aliases and fast settings for a CPU.
+    """Import MXNet with its CUDA libraries, numpy's old names and fast settings for a CPU.
 
     An `ImportError` is one sentence: the system or the MXNet that cannot be used, the package to
     install, the system libraries that are missing, or the environment variable that MXNet cannot

@@ -29,13 +29,13 @@ def _removed(name: str) -> Callable:
     return removed
 
 
-def _renamed(name: str) -> Callable:
-    """Return a function of its own, as MXNet has a table from numpy's functions to its own."""
+def _calling(name: str) -> Callable:
+    """Return what calls numpy's function of a name: a new function, as MXNet uses them as keys."""
     return lambda *arguments, **options: getattr(np, name)(*arguments, **options)
 
 
-# The names that numpy no longer has, their values, and who reads them. numpy 1.24 dropped the first
-# row, in favour of Python's own types, and numpy 2.0 to 2.5 dropped the others.
+# Who reads names that numpy no longer has, and their values. numpy 1.24 dropped the first row, in
+# favour of Python's own types, and numpy 2.0 to 2.5 dropped the others.
 NAMES: Dict[str, Dict[str, Any]] = {
     "MXNet, GluonCV and programs of their time": {one.__name__: one for one in ALIASED},
     "mxnet/numpy/utils.py": {
@@ -47,16 +47,16 @@ NAMES: Dict[str, Dict[str, Any]] = {
         "NaN": np.nan,
     },
     "mxnet/numpy/fallback.py": {
-        "alltrue": _renamed("all"),
+        "alltrue": _calling("all"),
         "in1d": lambda *arguments, **options: np.isin(*arguments, **options).reshape(-1),
         "msort": lambda a: np.sort(a, axis=0),
-        "trapz": _renamed("trapezoid"),
+        "trapz": _calling("trapezoid"),
         **{name: _removed(name) for name in ("mirr", "npv", "pmt", "ppmt", "pv", "rate")},
     },
     "mxnet/numpy_dispatch_protocol.py": {
-        "product": _renamed("prod"),
-        "round_": _renamed("round"),
-        "sometrue": _renamed("any"),
+        "product": _calling("prod"),
+        "round_": _calling("round"),
+        "sometrue": _calling("any"),
     },
     "mxnet/ndarray/numpy/_op.py, mxnet/symbol/numpy/_symbol.py": {
         "compat": SimpleNamespace(basestring=str)
@@ -149,10 +149,9 @@ def _as_numpy(array: Any, dtype: Any = None, copy: Optional[bool] = None) -> np.
 
 
 def _asscalar(array: Any) -> Any:
-    """Return the one element of an array of any shape; ``float()`` of it reads this.
+    """Return the only element of an array.
 
-    numpy 2.5 makes numbers of arrays without dimensions only, and MXNet's own function returns
-    other arrays as they are.
+    MXNet returns an array of several dimensions as it is, and ``float()`` of numpy 2.5 refuses it.
     """
     if array.size != 1:
         raise ValueError("The current array is not a scalar")
@@ -162,7 +161,7 @@ def _asscalar(array: Any) -> Any:
 def forking() -> SimpleNamespace:
     """Return the module multiprocessing, whose default is to fork, as before Python 3.14.
 
-    MXNet's arrays reach a forked worker without a copy, and its program needs no guard.
+    So a program with workers needs no main guard, and its data sets need not be pickled.
     """
 
     def context(method: Optional[str] = None) -> Any:

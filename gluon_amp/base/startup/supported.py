@@ -20,7 +20,8 @@ from gluon_amp.base.startup.cuda_libraries import DRIVER, LIBRARIES
 
 VERSIONS = ("1.9.1", "1.9.0")
 
-INSTALL = f"`{install('cpu', 'pip install')}`, or for an NVIDIA GPU cu112 or cu117 in place of cpu"
+CPU, GPU = (install(extra, "pip install") for extra in ("cpu", "cu117"))
+INSTALL = f"`{CPU}`, or for an NVIDIA GPU `{GPU}` or the same with cu112"
 MISSING = f"MXNet is not installed: run {INSTALL} (only one of the three; they exclude each other)."
 
 # Names of the packages on PyPI that hold a whole MXNet, of all its versions

@@ -80,19 +80,8 @@ def test_all_missing_libraries_are_in_one_sentence_with_their_packages(install, 
         build(library)
     source = "extern int in_libfirst(), in_libsecond(), in_libthird(); "
     source += "int use() { return in_libfirst() + in_libsecond() + in_libthird(); }"
-    command = [
-        "cc",
-        "-shared",
-        "-fPIC",
-        "-x",
-        "c",
-        "-",
-        "-o",
-        package / "libmxnet.so",
-        "-x",
-        "none",
-    ]
-    subprocess.run(list(map(str, [*command, *missing])), check=True, input=source, text=True)
+    command = f"cc -shared -fPIC -x c - -o {package / 'libmxnet.so'} -x none".split()
+    subprocess.run([*command, *map(str, missing)], check=True, input=source, text=True)
     for library in missing:
         library.unlink()
     packages = {"libfirst.so.1": ("one1", "one"), "libsecond.so.0": ("two0", "two")}
