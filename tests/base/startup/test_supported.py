@@ -97,7 +97,11 @@ def test_all_missing_libraries_are_in_one_sentence_with_their_packages(install, 
     "error, missing, sentence",
     [
         ("", supported.ARM, r"libamath.so and libastring.so, .*: install Arm Compiler for Linux, "),
-        ("libgomp.so.1: cannot open", (), "s libgomp.so.1, .* `apt-get install libgomp1`, on F"),
+        (
+            "libgomp.so.1: cannot open",
+            (),
+            "needs libgomp.so.1, .* `apt-get install libgomp1`, on F",
+        ),
         ("libx.so.3: cannot open", (), r"needs libx.so.3, .*: install the package that has it\.$"),
         ("no ELF file", (), r"could not be loaded: no ELF file\.$"),
     ],
