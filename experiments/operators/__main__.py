@@ -15,7 +15,7 @@ from experiments import pages
 from experiments.operators import calls, programs
 from experiments.operators.measure import Call, all_calls
 from gluon_amp.base import registry
-from gluon_amp.policy import op_table
+from gluon_amp.graph import op_table
 from gluon_amp.training.command_line import Parser, path, status_of
 from gluon_amp.training.tables.machine import describe_cpu, versions
 

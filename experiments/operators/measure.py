@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.operators import calls, programs
 from gluon_amp.base.mxnet_internals import imperative_invoke
-from gluon_amp.policy import op_table
+from gluon_amp.graph import op_table
 
 import mxnet as mx
 from mxnet import autograd, nd

@@ -17,11 +17,12 @@ from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.composing import saving
 from gluon_amp.casting.parameters import contexts_of
 from gluon_amp.casting.tracing import TraceError, trace
+from gluon_amp.graph import op_table
 from gluon_amp.handover.heads import in_inference
 from gluon_amp.lowering import lower, regions
 from gluon_amp.lowering.typed_graph import TypedGraph
 from gluon_amp.optimizer.masters import master_of
-from gluon_amp.policy import Policy, cast_pass, op_table
+from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
 from mxnet import autograd, gluon

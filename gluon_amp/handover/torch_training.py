@@ -6,9 +6,9 @@ import numpy as np
 
 from gluon_amp import graph
 from gluon_amp.base.messages import UsageError, first_few
+from gluon_amp.graph import op_table
 from gluon_amp.handover.torch_state import Handover, hand_over, pytorch
 from gluon_amp.optimizer import masters
-from gluon_amp.policy import op_table
 from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale, NoLossScale
 
 import mxnet as mx

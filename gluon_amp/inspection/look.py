@@ -17,13 +17,13 @@ from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import TraceError, named_blocks
+from gluon_amp.graph import op_table
 from gluon_amp.inspection.format_effects import Effect, effect_of
 from gluon_amp.inspection.graph_search import FLOATS, CallGraph, Input, Tensor
 from gluon_amp.inspection.operators import contains_cast, graph_of
 from gluon_amp.inspection.replay import Call
 from gluon_amp.optimizer.arrays import dense_part
 from gluon_amp.optimizer.base import cast
-from gluon_amp.policy import op_table
 
 from mxnet import gluon, nd
 

@@ -9,9 +9,10 @@ from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.tracing import TraceError, named_blocks, symbol_of, trace
+from gluon_amp.graph import op_table
 from gluon_amp.inspection.recording import Recording
 from gluon_amp.inspection.unchanged import same_random_numbers, unchanged
-from gluon_amp.policy import Policy, cast_pass, op_table
+from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd

@@ -18,12 +18,12 @@ from gluon_amp import kernels
 from gluon_amp.base import bfloat16, hardware
 from gluon_amp.base.registry import canonical
 from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, FUSED_ATTR, ROUNDED_ATTR, Writer, needed
+from gluon_amp.graph.op_table import EXACT
 from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, is_elementwise
 from gluon_amp.lowering.narrowing import narrowed
 from gluon_amp.lowering.pointwise import RELU, Program, instructions_of
 from gluon_amp.lowering.typed_graph import Edge, TypedGraph
 from gluon_amp.policy.cast_pass import LOW_PRECISION
-from gluon_amp.policy.op_table import EXACT
 
 import mxnet as mx
 

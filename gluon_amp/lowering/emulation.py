@@ -26,11 +26,11 @@ from typing import Dict
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16
 from gluon_amp.base.formats import FORMATS, FloatFormat
-from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, ROUNDED_ATTR, Writer
+from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, ROUNDED_ATTR, Writer, op_table
 from gluon_amp.lowering import blocked, float16_sums
 from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.lowering.typed_graph import Edge, TypedGraph
-from gluon_amp.policy import op_table, study
+from gluon_amp.policy import study
 
 # Operator: attribute, its value for which the operator is exact, its default value
 EXACT_WITH = {"Pooling": ("pool_type", "max", "max"), "Activation": ("act_type", "relu", None)}

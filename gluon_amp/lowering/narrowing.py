@@ -10,11 +10,10 @@ cast to bfloat16 again: then a chain's result is rounded once, where it is store
 from typing import Set, Tuple
 
 from gluon_amp.base.registry import canonical
-from gluon_amp.graph import CASTS, PINNED_ATTR, Writer
+from gluon_amp.graph import CASTS, PINNED_ATTR, Writer, op_table
 from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis
 from gluon_amp.lowering.pointwise import instructions_of
 from gluon_amp.lowering.typed_graph import TypedGraph
-from gluon_amp.policy import op_table
 
 # Operator: how many of its inputs are images; None stands for all of them
 READ_IMAGES = {"BatchNorm": 1, "Concat": None, "Pooling": 1, ADAPTIVE_POOLING: 1}

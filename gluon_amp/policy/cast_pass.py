@@ -19,11 +19,12 @@ from gluon_amp.graph import (
     Rounding,
     Writer,
     from_json,
+    op_table,
     readers_of,
     source_of,
     to_json,
 )
-from gluon_amp.policy import FUSED, Decision, Policy, constants, op_table
+from gluon_amp.policy import FUSED, Decision, Policy, constants
 
 import mxnet as mx
 

@@ -10,7 +10,7 @@ import math
 from typing import Dict, Mapping, Optional, Tuple
 
 from gluon_amp.base import registry
-from gluon_amp.policy import op_table
+from gluon_amp.graph import op_table
 
 # A constant below float16's smallest normal number loses digits: 1e-7 becomes 1.19e-7. A sum of a
 # few constants above a quarter of float16's range overflows.

@@ -10,7 +10,7 @@ arrays, forward and backward. The file and the line that chose each kernel are i
 """
 
 from gluon_amp.base import registry
-from gluon_amp.policy import op_table
+from gluon_amp.graph import op_table
 
 # Groups of the operator table of which only `_grad_add` has one, by how their reasons begin
 _GROUPS = (

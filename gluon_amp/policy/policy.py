@@ -15,7 +15,8 @@ import numpy as np
 from gluon_amp.base import registry
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.messages import did_you_mean
-from gluon_amp.policy import bfloat16_kernels, constants, op_table, study
+from gluon_amp.graph import op_table
+from gluon_amp.policy import bfloat16_kernels, constants, study
 from gluon_amp.policy.study import DIRECTIONS
 
 # What computes in float32, but as low precision does on a CPU: by the operators of our own

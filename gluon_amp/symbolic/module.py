@@ -17,10 +17,10 @@ from gluon_amp.base.messages import did_you_mean
 from gluon_amp.base.mxnet_internals import create_kvstore
 from gluon_amp.base.parameter_server import connected
 from gluon_amp.casting import statistics
+from gluon_amp.graph.runs_once import find_runs_once
 from gluon_amp.lowering import check_device, delayed_scaling
 from gluon_amp.optimizer import create, masters
 from gluon_amp.policy import Policy
-from gluon_amp.policy.runs_once import find_runs_once
 from gluon_amp.symbolic.graphs import Graphs, Shapes
 from gluon_amp.symbolic.loss_head import SCALE
 from gluon_amp.symbolic.parameters import ExecutorParameter, Params, checked_values, in_float32

@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from typing import Callable, Iterable, Iterator, List, Optional, Tuple
 
 from gluon_amp.base.array_kinds import set_to_zero
+from gluon_amp.graph.runs_once import find_runs_once, is_measured
 from gluon_amp.graph.tape import Tape, memory_of
 from gluon_amp.optimizer.arrays import all_finite, all_zero, doublings, head_gradients, multiply
-from gluon_amp.policy.runs_once import find_runs_once, is_measured
 from gluon_amp.trainer.passes import clear_fresh, mark_fresh
 
 import mxnet as mx

@@ -2,7 +2,8 @@
 
 from experiments.cuda_kernels import __main__ as command
 from experiments.cuda_kernels.build import LIBRARIES, SOURCES
-from gluon_amp.policy import cuda_kernels, op_table
+from gluon_amp.graph import op_table
+from gluon_amp.policy import cuda_kernels
 
 
 def test_the_table_is_compared_with_what_was_seen(capsys):

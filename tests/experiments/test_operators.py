@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.operators import calls, measure
-from gluon_amp.policy import op_table
+from gluon_amp.graph import op_table
 
 # Not called here: they end the process, or leave oneDNN unable to run another primitive
 CRASH = ("Deconvolution", "_contrib_quantize_asym", "reset_arrays")

@@ -3,8 +3,8 @@
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.graph import op_table
 from gluon_amp.inspection.dimensions import WITHOUT_TENSOR_CORES
-from gluon_amp.policy import op_table
 from tests.casting.nets import Net
 from tests.inspection.nets import built
 

@@ -3,9 +3,9 @@
 import pytest
 
 import gluon_amp as amp
+from gluon_amp.graph import op_table
 from gluon_amp.inspection.findings import Finding
 from gluon_amp.inspection.indices import READ, RETURNED
-from gluon_amp.policy import op_table
 from tests.inspection.nets import built
 
 from mxnet import nd

@@ -5,8 +5,8 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.graph import to_json
+from gluon_amp.graph.runs_once import find_runs_once
 from gluon_amp.lowering import lower
-from gluon_amp.policy.runs_once import find_runs_once
 
 import mxnet as mx
 from mxnet import autograd, nd

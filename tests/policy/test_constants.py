@@ -1,7 +1,8 @@
 """Constants that float16 cannot hold: epsilons, bounds, mask values, paddings."""
 
 from experiments.operators.registered import registered
-from gluon_amp.policy import Policy, cast_pass, constants, op_table
+from gluon_amp.graph import op_table
+from gluon_amp.policy import Policy, cast_pass, constants
 
 import mxnet as mx
 

@@ -1,6 +1,7 @@
 """The list of operators without a float16 CUDA kernel against the operator table."""
 
-from gluon_amp.policy import cuda_kernels, op_table
+from gluon_amp.graph import op_table
+from gluon_amp.policy import cuda_kernels
 from gluon_amp.policy.cast_pass import NATIVELY_MIXED
 
 NAMES = [op for _, _, names in op_table.GROUPS for op in names.split()]

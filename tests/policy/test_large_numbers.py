@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.policy import op_table
+from gluon_amp.graph import op_table
 from tests.casting.nets import Net
 
 import mxnet as mx

@@ -7,7 +7,7 @@ import numpy as np
 
 from gluon_amp import graph
 from gluon_amp.base.messages import UsageError
-from gluon_amp.graph import NUMPY_NAMES, tuple_of
+from gluon_amp.graph import NUMPY_NAMES, op_table, tuple_of
 from gluon_amp.handover.network import Edge, Network
 from gluon_amp.handover.to_onnx import (
     detection,
@@ -21,7 +21,6 @@ from gluon_amp.handover.to_onnx import (
     shapes,
 )
 from gluon_amp.handover.to_onnx.writer import Batch, Node, Tensor, UntranslatableError, Writer
-from gluon_amp.policy import op_table
 
 _KINDS = (elementwise, reductions, shapes, layers, pooling, norms, recurrent, detection, sampling)
 TRANSLATIONS: Dict[str, Callable] = {

@@ -8,7 +8,7 @@ Dropout. `make operators` measures which operators do so. What was not measured 
 from typing import Mapping, Optional
 
 from gluon_amp.base import registry
-from gluon_amp.policy.op_table import RUNS_CODE, RUNS_ONCE, is_known
+from gluon_amp.graph.op_table import RUNS_CODE, RUNS_ONCE, is_known
 
 # (operator, attribute, value): nodes whose attribute has this value run backward only once
 _BY_ATTRIBUTE = {("LeakyReLU", "act_type", "rrelu")}  # crashes in it on a CPU, so not measured

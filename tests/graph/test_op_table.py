@@ -10,7 +10,7 @@ import pytest
 from experiments.operators.calls import CANONICAL, ID_DTYPES, NETWORK, REGISTERED, Ids, call, node
 from gluon_amp.base import registry
 from gluon_amp.base.mxnet_internals import LIB, check_call
-from gluon_amp.policy import op_table
+from gluon_amp.graph import op_table
 
 import mxnet as mx
 from mxnet.base import SymbolHandle, c_str_array
