@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from experiments import pages
-from experiments.operators import calls, programs
+from experiments.operators import calls, faults, programs
 from experiments.operators.measure import Call, all_calls
 from gluon_amp.base import registry
 from gluon_amp.graph import op_table
@@ -34,7 +34,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
 
 def run(folder) -> None:
-    """Measure all calls and write the page."""
+    """Measure all calls and the known faults, and write both pages."""
+    faults.write(folder.parent / "mxnet_faults")
     rows = list(measured(list(all_calls())))
     pages.write(folder / "operators", "results/operators.md", parts(rows))
 
@@ -62,6 +63,9 @@ def parts(rows: List[Tuple[Call, Row]]) -> Dict[str, str]:
     nets = [row["equal"] for kind in programs.NETS for _, row in found.pop(kind)]
     called = [op for op in found if _having(found[op], "writes")]
     learned = [op for op in called if _having(found[op], "equal")]
+    failed = [(op, row) for op, rows in found.items() for _, row in rows if not row.get("adds", 1)]
+    unadded = {op for op, row in failed if "static" not in row["way"]}
+    unadded_static = {op for op, row in failed if "static" in row["way"]}
     refused = defaultdict(list)
     for op in sorted(found.keys() - called):
         refused[op_table.rule(op).reason].append(op)
@@ -76,6 +80,9 @@ def parts(rows: List[Tuple[Call, Row]]) -> Dict[str, str]:
             for op in learned
             if any(row["equal"] and not row["scaled"] for _, row in _having(found[op], "equal"))
         ),
+        "in_place": _table(found, "in_place", False),
+        "unadded": _listed(op for op in found if op in unadded),
+        "static": _listed(op for op in found if op in unadded_static - unadded),
         "crashed": _table(found, "crash", True),
         "writes": pages.table(("operator", "input", "when"), list(_writes(found, learned)), 3),
         "updates": _listed(op for op in found if op not in learned and _declared(op)),
@@ -110,7 +117,7 @@ def _table(found: Dict[str, list], field: str, value: bool) -> str:
         if chosen:
             same = set.intersection(*(set(attrs.items()) for attrs in chosen))
             words = ", ".join("=".join(item) for item in same - set(calls.call(op)[1].items()))
-            total = len(_having(rows, field)) if field == "equal" else len(rows)
+            total = len(rows) if field == "crash" else len(_having(rows, field))
             lines.append((f"`{op}`", words, f"{len(chosen)} of {total}"))
     return pages.table(("operator", "if", "calls"), lines, 2)
 

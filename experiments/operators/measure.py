@@ -59,17 +59,19 @@ def inputs(op: str, shapes: list, dtype: str, start: float) -> List[nd.NDArray]:
     return arrays
 
 
+def imperatively(op: str, attrs: dict) -> Run:
+    """Return what runs an operator at once."""
+    handle = calls.REGISTERED[op].handle.value
+    names, values = list(attrs), [str(value) for value in attrs.values()]
+    return lambda arrays: imperative_invoke(handle, arrays, names, values, None, False, True)
+
+
 def ways(op: str, shapes: list, attrs: dict, arrays: List[nd.NDArray]) -> Iterator[Tuple[str, Run]]:
     """Yield how an operator can be run: at once or in a graph, alone or among other operators."""
     if op in programs.PROGRAMS:
         yield "imperative", lambda arrays: [programs.PROGRAMS[op](arrays[0])]
         return
-    handle = calls.REGISTERED[op].handle.value
-    names, values = list(attrs), [str(value) for value in attrs.values()]
-
-    def call(arrays: List[nd.NDArray]) -> List[nd.NDArray]:
-        return imperative_invoke(handle, arrays, names, values, None, False, True)
-
+    call = imperatively(op, attrs)
     yield "imperative", call
     symbol = calls.node(op, shapes, attrs)
     written, internals = symbol.list_auxiliary_states(), symbol.get_internals()
@@ -146,7 +148,62 @@ def measure(run: Run, arrays: List[nd.NDArray], learned: List[nd.NDArray]) -> Di
         row["scaled"] = all(np.array_equal(a * 16, b, True) for a, b in zip(first, third))
         row["zero"] = not any(a.any() for a in first)
         row["finite"] = all(np.isfinite(a).all() for a in first)
+        written = _fresh_gradients(run, arrays, learned, "write")
+        try:
+            added = _fresh_gradients(run, arrays, learned, "add", held=4)
+            row["adds"] = _close([array + 4 for array in written], added)
+        except mx.MXNetError:  # MXNet refuses to add
+            row["adds"] = False
     return {**row, "writes": sorted(writes)}
+
+
+def _fresh_gradients(
+    run: Run, arrays: List[nd.NDArray], learned: List[nd.NDArray], request: str, held: float = 0.0
+) -> List[np.ndarray]:
+    """Return the gradients of a new pass, in arrays that hold a number before it."""
+    for array in learned:
+        array.attach_grad(request)
+    mx.random.seed(1)
+    with autograd.record():
+        outputs = [output for output in run(arrays) if _is_real(output)]
+    return _gradients(outputs, learned, 1, unwritten=held)
+
+
+def _close(ones: List[np.ndarray], others: List[np.ndarray]) -> bool:
+    pairs = [(one, other, np.abs(one).max(initial=1)) for one, other in zip(ones, others)]
+    return all(np.allclose(one, other, 1e-5, 1e-5 * top, True) for one, other, top in pairs)
+
+
+def in_place(
+    symbol: mx.sym.Symbol, call: Run, arrays: List[nd.NDArray], learned: List[int]
+) -> bool:
+    """Return whether the gradients of an operator in graphs are those of imperative mode.
+
+    In a graph MXNet may write the gradient of an input over that of the result. Where the result is
+    added to another tensor, something else reads that, too.
+    """
+    at = len(arrays)
+    result = symbol(**{f"x{i}": mx.sym.var(f"x{i}") * 1.0 for i in learned})[0]
+    arrays = [*arrays, nd.ones_like(call([array.copy() for array in arrays])[0])]
+    for join in (
+        lambda one, other: [one * 1.0, other],
+        lambda one, other: [(one + other) * 2.0],
+        lambda one, other: [(other + one) * 2.0],
+    ):
+
+        def imperative(arrays: List[nd.NDArray], join=join) -> List[nd.NDArray]:
+            read = [array * 1.0 if i in learned else array for i, array in enumerate(arrays[:at])]
+            return join(call(read)[0], arrays[at] * 1.0)
+
+        graph = _in_graph(mx.sym.Group(join(result, mx.sym.var(f"x{at}") * 1.0)), ())
+        found = []
+        for run in (imperative, graph):
+            copies = [array.copy() for array in arrays]
+            learning = [copies[i] for i in (*learned, at)]
+            found.append(_fresh_gradients(run, copies, learning, "write"))
+        if not _close(*found):
+            return False
+    return True
 
 
 def _gradients(outputs, learned, scale, then=lambda when: None, unwritten=0.0) -> List[np.ndarray]:
@@ -202,6 +259,13 @@ def _rows_from(op: str, shapes: list, attrs: dict, dtype: str, start: float) -> 
                     learned = learned_inputs(run, inputs(op, shapes, dtype, start))
                 arrays = inputs(op, shapes, dtype, start)
                 yield {"way": way, **measure(run, arrays, [arrays[i] for i in learned])}
+            if learned and op not in programs.PROGRAMS:
+                way, call = "in place", imperatively(op, attrs)
+                node = calls.node(op, shapes, attrs)
+                yield {
+                    "way": way,
+                    "in_place": in_place(node, call, inputs(op, shapes, dtype, start), learned),
+                }
         except Exception as error:
             with contextlib.suppress(Exception):  # the engine keeps the error of another array
                 nd.waitall()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments.operators import calls, measure
+from experiments.operators import calls, faults, measure
 from gluon_amp.graph import op_table
 
 # Not called here: they end the process, or leave oneDNN unable to run another primitive
@@ -43,3 +43,10 @@ def test_all_others_have_the_same_gradients_and_draw_if_they_are_marked(first):
     draw = {op for op, row in pairs if any(row.get("random", ()))}
     called = {op for op, row in pairs if "random" in row}
     assert draw == op_table.RANDOM & called and len(draw) > 5
+
+
+@pytest.mark.parametrize("number", range(len(faults.FAULTS)))
+@pytest.mark.slow
+def test_a_program_shows_each_fault(number):
+    """An MXNet without it, as another version, needs no detour and no row in the page."""
+    assert faults.seen(number)
