@@ -17,62 +17,51 @@ import numpy as np
 from experiments.unchanged.outcome import array_text
 
 FEW = "--max-batches 3 --log-interval 1 --summary-json summary.json --log-json log.jsonl"
-PYTHON = shlex.quote(sys.executable)
-COMMAND = f"{PYTHON} -m gluon_amp"
+COMMAND = [sys.executable, "-m", "gluon_amp"]
 # The command, which is interrupted where it logs its second batch
-INTERRUPTED = f"""{PYTHON} -c '
+INTERRUPTED = """
 import logging, signal, sys, gluon_amp_console
 handle = logging.Logger.handle
 def interrupt(logger, record):
     handle(logger, record)
     "Batch [1]" in record.getMessage() and signal.raise_signal(signal.SIGINT)
 logging.Logger.handle = interrupt
-gluon_amp_console.main(sys.argv[1:])'"""
+gluon_amp_console.main(sys.argv[1:])"""
 
 # The command lines of each run, one after another in the same folder
 RUNS = {
-    "float16, resumed": (
-        f"{COMMAND} train --dtype float16 --num-epochs 2 {FEW} --save-dir run --logging-file log",
-        f"{COMMAND} train --dtype float16 --num-epochs 3 {FEW} --save-dir run --resume "
-        "--plot e.png",
-        f"{COMMAND} export run --output net.onnx",
-    ),
-    "bfloat16, accumulated on two devices": (
-        f"{COMMAND} train --dtype bfloat16 --num-epochs 1 {FEW} --accumulate 2 --cpus 2 "
-        "--ema-decay 0.9 --clip-grad 1 --optimizer adamw --no-wd --save-dir run --confusions 3",
-    ),
-    "Module": (
-        f"{COMMAND} train --mode module --amp --num-epochs 2 {FEW} --save-dir run --cpus 2",
-        f"{COMMAND} train --mode module --num-epochs 3 {FEW} --save-dir run --load-epoch 2",
-    ),
-    "synthetic and measured": (
-        f"{COMMAND} train --benchmark 1 --model cifar_resnet20_v1 --batch-size 4 --dtype float16 "
-        "--input-size 32 --max-batches 3 --loss-scale 512",
-        f"{COMMAND} train --test-io",
-    ),
-    "fine-tune": (
-        f"{COMMAND} fine-tune --dtype mixed_float16 --num-epochs 1 {FEW} --mixup --save-dir run",
-    ),
-    "text": (
-        f"{COMMAND} train-text --dtype float16 --num-epochs 1 {FEW} --characters 20000 "
-        "--save-dir run --save-batches 2 --keep 1",
-        f"{COMMAND} train-text --dtype bfloat16 --model transformer --num-epochs 1 {FEW} "
-        "--characters 20000 --ema-decay 0.9",
-    ),
-    "interrupted and resumed": (
-        f"{INTERRUPTED} train --dtype float16 --num-epochs 2 {FEW} --save-dir run "
-        "--mode imperative",
-        f"{COMMAND} train --dtype float16 --num-epochs 2 {FEW} --save-dir run --resume auto",
-    ),
-    "two workers": (
-        f"{COMMAND} launch -n 2 -s 1 -- {COMMAND} train --dtype float16 --num-epochs 1 {FEW} "
-        "--kv-store dist_sync --save-dir run",
-    ),
-    "results": (f"{COMMAND} results --seeds 1 --output table -- --num-epochs 1 --max-batches 2",),
-    "study": (
-        f"{COMMAND} train --dtype compute=float8_e4m3,gradients=float8_e5m2 --num-epochs 1 {FEW} "
-        "--loss-scale dynamic:1024 --label-smoothing --warmup-epochs 0 --deterministic",
-    ),
+    "float16, resumed": f"""
+        train --dtype float16 --num-epochs 2 {FEW} --save-dir run --logging-file log
+        train --dtype float16 --num-epochs 3 {FEW} --save-dir run --resume --plot e.png
+        export run --output net.onnx""",
+    "bfloat16, accumulated on two devices": f"""
+        train --dtype bfloat16 --num-epochs 1 {FEW} --accumulate 2 --cpus 2 --ema-decay 0.9 \
+            --clip-grad 1 --optimizer adamw --no-wd --save-dir run --confusions 3""",
+    "Module": f"""
+        train --mode module --amp --num-epochs 2 {FEW} --save-dir run --cpus 2
+        train --mode module --amp --num-epochs 3 {FEW} --save-dir run --load-epoch 2""",
+    "synthetic and measured": """
+        train --benchmark 1 --model cifar_resnet20_v1 --batch-size 4 --dtype float16 \
+            --input-size 32 --max-batches 3 --loss-scale 512
+        train --test-io""",
+    "fine-tune": f"""
+        fine-tune --dtype mixed_float16 --num-epochs 1 {FEW} --mixup --save-dir run""",
+    "text": f"""
+        train-text --dtype float16 --num-epochs 1 {FEW} --characters 20000 --save-dir run \
+            --save-batches 2 --keep 1
+        train-text --dtype bfloat16 --model transformer --num-epochs 1 {FEW} --characters 20000 \
+            --ema-decay 0.9""",
+    "interrupted and resumed": f"""
+        INTERRUPTED train --dtype float16 --num-epochs 2 {FEW} --save-dir run --mode imperative
+        train --dtype float16 --num-epochs 2 {FEW} --save-dir run --resume auto""",
+    "two workers": f"""
+        launch -n 2 -s 1 -- {shlex.join(COMMAND)} train --dtype float16 --num-epochs 1 {FEW} \
+            --kv-store dist_sync --save-dir run""",
+    "results": """
+        results --seeds 1 --output table -- --num-epochs 1 --max-batches 2""",
+    "study": f"""
+        train --dtype compute=float8_e4m3,gradients=float8_e5m2 --num-epochs 1 {FEW} \
+            --loss-scale dynamic:1024 --label-smoothing --warmup-epochs 0 --deterministic""",
 }
 
 NUMBER = r"[-+\d.e]+"
@@ -98,16 +87,19 @@ def runs() -> Iterator[Tuple[str, Callable[[], str]]]:
         yield name, partial(run, name, lines)
 
 
-def run(name: str, lines: Tuple[str, ...]) -> str:
+def run(name: str, lines: str) -> str:
     """Return what the commands of a run print and write."""
     folder = Path(re.sub(r"\W+", "-", name)).absolute()
     folder.mkdir()
     Path("sitecustomize.py").write_text(IDLE)
     paths = os.pathsep.join([os.getcwd(), os.environ["PYTHONPATH"]])
     parts, environment = [], {**os.environ, "PYTHONPATH": paths}
-    for line in lines:
-        words, how = shlex.split(line), {"cwd": folder, "env": environment}
-        done = subprocess.run(words, capture_output=True, text=True, **how)
+    for line in lines.replace("\\\n", "").strip().splitlines():
+        command = COMMAND + shlex.split(line)
+        if "INTERRUPTED" in line:
+            command = [sys.executable, "-c", INTERRUPTED, *shlex.split(line)[1:]]
+        how = {"cwd": folder, "env": environment, "text": True, "capture_output": True}
+        done = subprocess.run(command, **how)
         parts += [f"exit status {done.returncode}", masked(done.stdout), masked(done.stderr)]
     files = sorted(file for file in folder.rglob("*") if file.is_file())
     parts += [f"\n# {file.relative_to(folder)}\n{content(file)}" for file in files]
