@@ -53,6 +53,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     if options.shard is not None:
         record(groups[0], options.shard, options.limit, options.output)
         return 0
+    print(f"recording {ROOT}", flush=True)
     options.output.mkdir(parents=True, exist_ok=True)
     jobs = [(group, shard) for group in groups for shard in range(GROUPS[group][1])]
     with ThreadPoolExecutor(options.parallel) as pool:
