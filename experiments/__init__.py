@@ -26,6 +26,7 @@ NAME                 make target        what it does
 `preprocessing`                         compares decoders, resizing and crops with torchvision's
 `redraw`                                writes pages and figures again from committed values
 `run_notebooks`      `make notebooks`   executes the notebooks and writes their pages
+`unchanged`                             records what gluon_amp does, and compares two records
 `weights`            `make weights`     counts the files and lines of each part
 `wheel`              `make wheel`       builds the wheel that contains compiled kernels
 `wire`               `make wire`        adds gradients in 16 bits, and simulates many workers

@@ -153,9 +153,14 @@ def in_process(program: str, network: str, seconds: int) -> Tuple[list, str]:
     return [], (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
 
 
+def pixels_of(name: str) -> int:
+    """Return the height and width of a network's images."""
+    return next(size for pattern, size in PIXELS if re.search(pattern, name.split("/")[1]))
+
+
 def run(name: str) -> List[dict]:
     """Return a row for each policy."""
-    pixels = next(size for pattern, size in PIXELS if re.search(pattern, name.split("/")[1]))
+    pixels = pixels_of(name)
     detector = bool(re.search(DETECTORS, name))
     np.random.seed(0)
     mx.random.seed(0)
