@@ -5,55 +5,32 @@ reads by entries `[node, output, version]`, and so do the graph's outputs, its h
 """
 
 import json
-from typing import Container, Dict, List, Mapping, Optional, Tuple
+import operator
+from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.mxnet_internals import GRAPH_VERSION, NumpySymbol
 
 import mxnet as mx
 
+Json = Dict[str, Any]  # a graph, or one of its nodes
+Entry = List[int]
+Edge = Tuple[int, int]  # a tensor: the number of its node, and its number among the outputs
+
 CASTS = ("Cast", "amp_cast")
 
 MX_DTYPE_CODES = {"float32": "0", "float16": "2"}
 
-# Operators of `mx.np`, and those of `mx.nd` that do the same
-NUMPY_NAMES = {
-    **{f"_np_{name}": name for name in ("dot", "squeeze", "sum", "transpose")},
-    **{f"_npi_{name}": name for name in "exp log mean negative sqrt square tanh".split()},
-    **{f"_npx_{name}": name for name in ("relu", "sigmoid")},
-    "_np_copy": "_copy",
-    "_np_reshape": "Reshape",
-    "_npi_absolute": "abs",
-    "_npi_add": "broadcast_add",
-    "_npi_add_scalar": "_plus_scalar",
-    "_npi_concatenate": "Concat",
-    "_npi_multiply": "broadcast_mul",
-    "_npi_multiply_scalar": "_mul_scalar",
-    "_npi_power_scalar": "_power_scalar",
-    "_npi_rsubtract_scalar": "_rminus_scalar",
-    "_npi_rtrue_divide_scalar": "_rdiv_scalar",
-    "_npi_subtract": "broadcast_sub",
-    "_npi_subtract_scalar": "_minus_scalar",
-    "_npi_true_divide": "broadcast_div",
-    "_npi_true_divide_scalar": "_div_scalar",
-    "_npx_reshape": "Reshape",
-}
 
-
-def to_json(symbol: mx.sym.Symbol) -> dict:
+def to_json(symbol: mx.sym.Symbol) -> Json:
     """Return a symbol's graph as a dict, casts included; every node has attributes, maybe none."""
-    return _with_attributes(json.loads(symbol.tojson(remove_amp_cast=False)))
-
-
-def _with_attributes(graph: dict) -> dict:
-    for node in graph["nodes"]:
+    graph: Json = json.loads(symbol.tojson(remove_amp_cast=False))
+    for node in every_node(graph):
         node.setdefault("attrs", {})
-        for body in node.get("subgraphs", ()):
-            _with_attributes(body)
     return graph
 
 
-def from_json(graph: dict, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbol:
+def from_json(graph: Json, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbol:
     """Build a symbol from a dict such as `to_json` returns; a `mx.np` symbol if `like` is one."""
     # The body of a loop has no version, and MXNet upgrades a graph without one as if it were old.
     # MXNet reads UTF-8, but no escape such as \u00e9.
@@ -62,51 +39,58 @@ def from_json(graph: dict, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbo
     return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
 
 
-def _indexed(graph: dict) -> dict:
+def _indexed(graph: Json) -> Json:
     """Return a graph with the index of its variables recomputed, in its nodes' bodies too."""
-    nodes = [
-        {**node, "subgraphs": [_indexed(body) for body in node["subgraphs"]]}
-        if "subgraphs" in node
-        else node
-        for node in graph["nodes"]
-    ]
+    nodes = [with_bodies(node, _indexed) for node in graph["nodes"]]
     variables = [i for i, node in enumerate(nodes) if node["op"] == "null"]
     kept = {key: value for key, value in graph.items() if key != "node_row_ptr"}
     return {**kept, "nodes": nodes, "arg_nodes": variables}
 
 
-def variables(graph: dict) -> List[str]:
+def every_node(graph: Json) -> Iterator[Json]:
+    """Yield the nodes of a graph, each before those in the bodies of a loop or branch."""
+    for node in graph["nodes"]:
+        yield node
+        for body in node.get("subgraphs", ()):
+            yield from every_node(body)
+
+
+def with_bodies(node: Json, rewrite: Callable[[Json], Json]) -> Json:
+    """Return a node whose bodies are rewritten, or the node itself if none of them changes."""
+    old = node.get("subgraphs", ())
+    new = [rewrite(body) for body in old]
+    return node if all(map(operator.is_, new, old)) else {**node, "subgraphs": new}
+
+
+def variables(graph: Json) -> List[str]:
     """Return the names of a graph's variables, in the order of its nodes."""
     return [node["name"] for node in graph["nodes"] if node["op"] == "null"]
 
 
-def edge_dtypes(graph: dict, dtypes: Dict[str, object]) -> Dict[Tuple[int, int], str]:
+def edge_of(entry: Entry) -> Edge:
+    """Return the tensor of an entry, whatever its version."""
+    return entry[0], entry[1]
+
+
+def edges_of(graph: Json) -> List[Edge]:
+    """Return every tensor that a graph's nodes read or return, in topological order."""
+    read = [entry for node in graph["nodes"] for entry in node["inputs"]]
+    return sorted({edge_of(entry) for entry in read + graph["heads"]})
+
+
+def edge_dtypes(graph: Json, dtypes: Mapping[str, object]) -> Dict[Edge, str]:
     """Return the dtype of every tensor that a graph's nodes read or return, by node and output.
 
     `dtypes` are those of the variables; those left out are float32.
     """
-    edges = {tuple(entry[:2]) for node in graph["nodes"] for entry in node["inputs"]}
-    edges.update(tuple(entry[:2]) for entry in graph["heads"])
-    edges = sorted(edges)
+    edges = edges_of(graph)
     all_edges = from_json({**graph, "heads": [[*edge, 0] for edge in edges]})
     variables = {name: dtypes.get(name, "float32") for name in all_edges.list_inputs()}
     _, inferred, _ = all_edges.infer_type(**variables)
     return {edge: dtype_name(dtype) for edge, dtype in zip(edges, inferred)}
 
 
-def flag(attrs: Mapping[str, str], name: str, default: bool = False) -> bool:
-    """Return an attribute that is true or false, as MXNet reads it: in any case, or as 1 or 0."""
-    text = attrs.get(name, "None").strip().lower()
-    return default if text == "none" else text in ("true", "1")
-
-
-def tuple_of(text: str) -> Tuple[int, ...]:
-    """Return the numbers in an attribute such as `'(3, 3)'`, `'[3L]'`, `'()'` or `'None'`."""
-    text = "" if text == "None" else text.replace("L", "").strip("()[] ,")
-    return tuple(int(part) for part in text.split(",") if part)
-
-
-def source_of(nodes: List[dict], i: int, through: Optional[Container[str]] = CASTS) -> int:
+def source_of(nodes: List[Json], i: int, through: Optional[Container[str]] = CASTS) -> int:
     """Return the node that the first output of node `i` originally comes from.
 
     This walks back through operators of one input: those in `through`, with None all of them.
@@ -116,12 +100,13 @@ def source_of(nodes: List[dict], i: int, through: Optional[Container[str]] = CAS
     return i
 
 
-def needed(graph: dict) -> List[int]:
+def needed(graph: Json) -> List[int]:
     """Return the nodes that the outputs need, from each output back to its inputs in their order.
 
     MXNet lists the variables of a graph in this order.
     """
-    nodes, found = graph["nodes"], {}
+    nodes = graph["nodes"]
+    found: Dict[int, bool] = {}
     pending = [entry[0] for entry in reversed(graph["heads"])]
     while pending:
         i = pending.pop()
@@ -131,8 +116,9 @@ def needed(graph: dict) -> List[int]:
     return list(found)
 
 
-def readers_of(graph: dict) -> Dict[int, List[tuple]]:
+def readers_of(graph: Json) -> Dict[int, List[Tuple[Optional[int], int]]]:
     """Return the readers of each node, by node and input position; of an output also (None, 0)."""
+    readers: Dict[int, List[Tuple[Optional[int], int]]]
     readers = {source: [(None, 0)] for source, *_ in graph["heads"]}
     for i, node in enumerate(graph["nodes"]):
         for position, (source, *_) in enumerate(node["inputs"]):
