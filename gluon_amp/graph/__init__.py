@@ -3,15 +3,12 @@
 # ruff: noqa: F401, which takes the names that other rooms import from here for unused
 
 from gluon_amp.graph.attributes import (
-    ACCUMULATE_ATTR,
-    ACCUMULATING,
     BLOCK_ATTR,
     FUSED_ATTR,
     OWN_ATTRS,
     PINNED_ATTR,
     ROUNDED_ATTR,
-    ROUNDING_ATTR,
-    Rounding,
+    STUDY_ATTR,
     without_own_attributes,
 )
 from gluon_amp.graph.float32 import WIDE, in_float32, narrow_nodes, type_conflict

@@ -4,7 +4,7 @@ from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 from gluon_amp.base.registry import canonical
-from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, flag, tuple_of
+from gluon_amp.graph import CASTS, flag, tuple_of
 from gluon_amp.lowering.pointwise import BINARY, BROADCASTING, classic_name, instructions_of
 from gluon_amp.lowering.typed_graph import Edge, TypedGraph
 from gluon_amp.policy.cast_pass import LOW_PRECISION
@@ -116,7 +116,7 @@ class Analysis:
         attrs, is_2d = node["attrs"], len(tuple_of(node["attrs"]["kernel"])) == 2
         if not self.is_low((i, 0)) or not is_2d or attrs.get("layout", "None") not in UNSET:
             return None
-        if attrs.get(ACCUMULATE_ATTR) or any(tuple_of(attrs.get("target_shape", ""))):
+        if any(tuple_of(attrs.get("target_shape", ""))):
             return None
         data = self.input(node)
         size = data.size if data else ("of", tuple(node["inputs"][0][:2]))

@@ -6,7 +6,7 @@ operator that the cast graph runs in float16 reads float16 values, computes in f
 outputs rounded to float16: to nearest even, with subnormals, with overflow to infinity. A Tensor
 Core also multiplies float16, but its sums are not IEEE float32 sums: they have 23 or 24 fractional
 bits, and are truncated (arXiv 2511.10909). A policy can accumulate in float16 instead
-(`float16_sums`). Gradients are rounded at the same places in the backward pass, so they underflow
+(`study`). Gradients are rounded at the same places in the backward pass, so they underflow
 and overflow as float16 does. bfloat16 is emulated in the same way.
 
 Operators that only move or select values (reshape, relu, max-pooling) need no rounding, since they
@@ -26,8 +26,8 @@ from typing import Dict
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16
 from gluon_amp.base.formats import FORMATS, FloatFormat
-from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, ROUNDED_ATTR, Writer, op_table
-from gluon_amp.lowering import blocked, float16_sums
+from gluon_amp.graph import CASTS, MX_DTYPE_CODES, ROUNDED_ATTR, Writer, op_table
+from gluon_amp.lowering import blocked
 from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.lowering.typed_graph import Edge, TypedGraph
 from gluon_amp.policy import study
@@ -143,8 +143,6 @@ class _EmulatedGraph(Writer):
             sources = [entry[0] for entry in node["inputs"]]
             inputs = [list(self.variables.get(s, entry)) for s, entry in zip(sources, inputs)]
         new = {**node, "attrs": attrs}
-        if attrs.pop(ACCUMULATE_ATTR, None) == "float16":
-            new.update(float16_sums.node(node["op"], attrs))
         if node["op"] == "Deconvolution" and self.edges.get((i, 0)) in self.emulated:
             wide = [self._cast(entry, "float64") for entry in inputs]
             result = deconvolve(self.emit, node["name"], attrs, wide)

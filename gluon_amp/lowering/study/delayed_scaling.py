@@ -10,10 +10,11 @@ The histories are here. The C++ library (kernels/src/study.cc) has the current e
 tensor, and the largest magnitude of the training passes since the last step.
 """
 
+import ctypes
 import itertools
 import weakref
 from collections import deque
-from typing import Deque, Dict, Iterable, List, Tuple
+from typing import Deque, Dict, Iterable, List, MutableMapping, Optional, Tuple
 
 import numpy as np
 
@@ -39,14 +40,14 @@ class Scales:
     def number(self, key: str, format_: FloatFormat) -> int:
         """Return the number of a tensor's scale in the C++ library; a new tensor gets one."""
         if key not in self._numbers:
-            self._numbers[key] = kernels.library().gluon_amp_add_scale(), format_
+            self._numbers[key] = _library().gluon_amp_add_scale(), format_
             self._update(key)
         return self._numbers[key][0]
 
     def end_step(self, applied: bool) -> None:
         """Record the magnitudes of a step's passes, which have ended; forget those of a skip."""
         for key, (number, _) in self._numbers.items():
-            largest = kernels.library().gluon_amp_take_largest(number)
+            largest = _library().gluon_amp_take_largest(number)
             if applied and 0 < largest < np.inf:
                 self._histories.setdefault(key, deque(maxlen=HISTORY)).append(largest)
                 self._update(key)
@@ -66,17 +67,25 @@ class Scales:
     def _update(self, key: str) -> None:
         (number, format_), history = self._numbers[key], self._histories.get(key)
         exponent = exponent_for(format_, max(history)) if history else UNKNOWN
-        kernels.library().gluon_amp_set_exponent(number, exponent)
+        _library().gluon_amp_set_exponent(number, exponent)
+
+
+def _library() -> ctypes.CDLL:
+    library = kernels.library()
+    assert library is not None, "only its operators have scales"
+    return library
 
 
 # ------------------------------------------------------------------ whose scales they are
 
 # The scales of the nets that contain a parameter
-_scales = weakref.WeakKeyDictionary()
+_scales: MutableMapping[mx.gluon.Parameter, "weakref.WeakSet[Scales]"] = weakref.WeakKeyDictionary()
 
 
-def register(scales: Scales, parameters: Iterable) -> None:
-    """Record that a step of these parameters is one of the net with these scales."""
+def register(scales: Optional[Scales], parameters: Iterable[mx.gluon.Parameter]) -> None:
+    """Record that a step of these parameters is one of the net with these scales, if it has any."""
+    if scales is None:
+        return
     for parameter in parameters:
         _scales.setdefault(parameter, weakref.WeakSet()).add(scales)
 

@@ -12,7 +12,7 @@ instruction the hardware keeps more digits. GPU kernels choose their own order o
 emulation does not promise their bits. Gradients are accumulated in the same way.
 """
 
-from typing import List, Tuple
+from typing import Any, Dict, List, Tuple
 
 import numpy as np
 
@@ -35,9 +35,12 @@ def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return total
 
 
-def node(op: str, attrs: dict) -> dict:
-    """Return operator and attributes of the node that replaces one of `graph.ACCUMULATING`."""
-    return {"op": "Custom", "attrs": {"op_type": OPERATOR, "of": op, **attrs}}
+def replaced(node: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what stands in place of a node: the node itself if it is none of `PRODUCTS`."""
+    if node["op"] not in PRODUCTS:
+        return node
+    attrs = {"op_type": OPERATOR, "of": node["op"], **node["attrs"]}
+    return {**node, "op": "Custom", "attrs": attrs}
 
 
 # ---------------------------------------------------- operators as products of two matrices
