@@ -30,7 +30,6 @@ from gluon_amp.graph import CASTS, MX_DTYPE_CODES, ROUNDED_ATTR, Writer, op_tabl
 from gluon_amp.lowering import blocked
 from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.lowering.typed_graph import Edge, TypedGraph
-from gluon_amp.policy import study
 
 # Operator: attribute, its value for which the operator is exact, its default value
 EXACT_WITH = {"Pooling": ("pool_type", "max", "max"), "Activation": ("act_type", "relu", None)}
@@ -44,7 +43,7 @@ def is_emulated(dtype: str, device_type: str = "cpu") -> bool:
     """Return whether a dtype has the values of its format on a device, but not its speed."""
     if device_type == "gpu":
         return False
-    return dtype in ("float16", *study.FORMATS) or (
+    return dtype == "float16" or (
         dtype == "bfloat16" and not bfloat16.is_native(kernels.available())
     )
 

@@ -5,9 +5,10 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.base.formats import FORMATS, rounded_array
-from gluon_amp.lowering import delayed_scaling, lower
+from gluon_amp.lowering import lower
+from gluon_amp.lowering.study import delayed_scaling
 from gluon_amp.policy import cast_pass
-from tests.lowering.studied import (
+from tests.lowering.study.studied import (
     DIRECTIONS,
     E4M3,
     E5M2,
@@ -209,13 +210,23 @@ def test_a_pin_returns_an_end_to_its_format():
 # --------------------------------------------------------------------------------- elsewhere
 
 
-def test_a_gpu_is_refused_before_anything_runs():
+@pytest.mark.parametrize(
+    "policy, message",
+    [
+        ("compute=tfloat32", r"emulated for study on a CPU only: train on mx.cpu\(\)"),
+        ("compute=float16,accumulate=float16", "is for the emulation on a CPU, since on a GPU"),
+    ],
+)
+@pytest.mark.parametrize("in_a_loop", [False, True])
+def test_a_gpu_is_refused_before_anything_runs(policy, message, in_a_loop):
+    def dense(data, states=()):
+        out = mx.sym.FullyConnected(data, num_hidden=2, name="fc")
+        return out, states
+
     x = mx.sym.var("x")
-    symbol = cast_pass.apply(
-        mx.sym.FullyConnected(x, num_hidden=2, name="fc"), amp.Policy("compute=tfloat32"), {}
-    )
-    with pytest.raises(ValueError, match=r"emulated for study on a CPU only: train on mx.cpu\(\)"):
-        lower(symbol, {"x": "float32"}, "gpu")
+    symbol = mx.sym.contrib.foreach(dense, x, [])[0] if in_a_loop else dense(x)[0]
+    with pytest.raises(ValueError, match=message):
+        lower(cast_pass.apply(symbol, amp.Policy(policy), {}), {"x": "float32"}, "gpu")
 
 
 def test_transposed_convolutions_train():
