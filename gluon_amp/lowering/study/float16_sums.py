@@ -12,7 +12,7 @@ instruction the hardware keeps more digits. GPU kernels choose their own order o
 emulation does not promise their bits. Gradients are accumulated in the same way.
 """
 
-from typing import Any, Dict, List, Tuple
+from typing import Any, Callable, Dict, List, Mapping, Sequence, Tuple
 
 import numpy as np
 
@@ -22,6 +22,11 @@ import mxnet as mx
 
 CHUNK = 16
 OPERATOR = "gluon_amp_float16_sums"
+
+CHANNELS = {"Convolution": 1, "FullyConnected": -1}  # the axis of the output that a bias belongs to
+
+Attrs = Mapping[str, str]
+Operands = Tuple[np.ndarray, np.ndarray]
 
 
 def product(left: np.ndarray, right: np.ndarray) -> np.ndarray:
@@ -45,179 +50,109 @@ def replaced(node: Dict[str, Any]) -> Dict[str, Any]:
 
 # ---------------------------------------------------- operators as products of two matrices
 #
-# Each class describes how an operator of certain shapes is a matrix product:
-#   operands(data, weight)  the matrices to multiply
-#   output(result)          the operator's output from their product
-#   result(gradient)        the gradient of the product from the gradient of the output
-#   gradients(left, right)  the gradients of data and weight from those of the two matrices
-#   bias_axis               the axis of the output that a bias belongs to
+# Each function returns the matrices, or stacks of them, whose product has the elements of an
+# operator's output, in their order; those of a convolution in the order of `_channels_first`.
 
 
-class _View:
-    def __init__(self, attrs: dict, shapes: List[tuple]) -> None:
-        self.data, self.weight, self.out = shapes
-        self.flips = [flag(attrs, f"transpose_{which}") for which in "ab"]
-
-    def output(self, result):
-        return result.reshape(self.out)
+def _fully_connected(attrs: Attrs, data: np.ndarray, weight: np.ndarray) -> Operands:
+    return data.reshape(-1, weight.shape[1]), weight.T
 
 
-class _FullyConnected(_View):
-    """Data (N, K) times the transposed weight (M, K)."""
-
-    @property
-    def bias_axis(self) -> int:
-        return len(self.out) - 1
-
-    def operands(self, data, weight) -> tuple:
-        return data.reshape(-1, self.weight[1]), weight.T
-
-    def result(self, gradient):
-        return gradient.reshape(-1, self.weight[0])
-
-    def gradients(self, left, right) -> tuple:
-        return left.reshape(self.data), right.T
+def _dot(attrs: Attrs, left: np.ndarray, right: np.ndarray) -> Operands:
+    left, right = (x.T if flip else x for x, flip in zip((left, right), _flips(attrs)))
+    return left.reshape(-1, left.shape[-1]), right.reshape(right.shape[0], -1)
 
 
-class _Dot(_View):
-    """The left tensor's last axis times the right one's first; both may be transposed before."""
-
-    def __init__(self, attrs: dict, shapes: List[tuple]) -> None:
-        super().__init__(attrs, shapes)
-        if any(flip and len(shape) != 2 for flip, shape in zip(self.flips, shapes)):
-            raise ValueError(
-                f"dot() of shapes {self.data} and {self.weight} with a transpose cannot accumulate "
-                "in float16: transpose matrices only, or pin dot to float32."
-            )
-
-    def operands(self, left, right) -> tuple:
-        left, right = self._flipped(left, right)
-        return left.reshape(-1, left.shape[-1]), right.reshape(right.shape[0], -1)
-
-    def result(self, gradient):
-        left, right = self._flipped(np.empty(self.data), np.empty(self.weight))
-        return gradient.reshape(left.size // left.shape[-1], right.size // right.shape[0])
-
-    def gradients(self, left, right) -> tuple:
-        shapes = (s[::-1] if flip else s for s, flip in zip((self.data, self.weight), self.flips))
-        return self._flipped(*(x.reshape(shape) for x, shape in zip((left, right), shapes)))
-
-    def _flipped(self, *pair) -> tuple:
-        return tuple(x.T if flip else x for x, flip in zip(pair, self.flips))
+def _batch_dot(attrs: Attrs, left: np.ndarray, right: np.ndarray) -> Operands:
+    pairs = zip((left, right), _flips(attrs))
+    left, right = (x.swapaxes(-1, -2) if flip else x for x, flip in pairs)
+    return left, right
 
 
-class _BatchDot(_View):
-    """Stacks of matrices, which may be transposed before."""
+def _convolution(attrs: Attrs, data: np.ndarray, weight: np.ndarray) -> Operands:
+    """Return the weight (G, O/G, K) and the data's windows (G, K, N × positions).
 
-    def operands(self, left, right) -> tuple:
-        pairs = zip((left, right), self.flips)
-        return tuple(np.swapaxes(x, -1, -2) if flip else x for x, flip in pairs)
-
-    gradients = operands
-
-    def result(self, gradient):
-        return gradient
-
-
-class _Convolution(_View):
-    """Weight (G, O/G, K) times the data's windows (G, K, positions); K: channels × kernel."""
-
-    bias_axis = 1
-
-    def __init__(self, attrs: dict, shapes: List[tuple]) -> None:
-        super().__init__(attrs, shapes)
-        self.kernel = self.weight[2:]
-        dims = len(self.kernel)
-        self.stride, self.dilate = (
-            tuple_of(attrs.get(n, "")) or (1,) * dims for n in ("stride", "dilate")
-        )
-        self.pad = tuple_of(attrs.get("pad", "")) or (0,) * dims
-        self.groups = int(attrs.get("num_group", 1))
-
-    def operands(self, data, weight) -> tuple:
-        """Return the weight and the unfolded windows (im2col)."""
-        padded = np.pad(data, [(0, 0), (0, 0), *((p, p) for p in self.pad)])
-        windows = np.stack([padded[at] for at in self._positions()], axis=2)
-        windows = windows.reshape(len(data), self.groups, -1, int(np.prod(self.out[2:])))
-        depth = windows.shape[2]
-        right = windows.transpose(1, 2, 0, 3).reshape(self.groups, depth, -1)
-        return weight.reshape(self.groups, -1, depth), right
-
-    def output(self, result):
-        out = result.reshape(self.out[1], self.out[0], *self.out[2:])
-        return out.swapaxes(0, 1)
-
-    def result(self, gradient):
-        return gradient.swapaxes(0, 1).reshape(self.groups, self.out[1] // self.groups, -1)
-
-    def gradients(self, left, right) -> tuple:
-        """Return the gradients of data and weight; overlapping windows are added (col2im)."""
-        batch, channels = self.data[:2]
-        windows = right.reshape(self.groups, -1, batch, int(np.prod(self.out[2:])))
-        windows = windows.transpose(2, 0, 1, 3).astype(np.float32)
-        windows = windows.reshape(batch, channels, -1, *self.out[2:])
-        sizes = [size + 2 * p for size, p in zip(self.data[2:], self.pad)]
-        padded = np.zeros((batch, channels, *sizes), np.float32)
-        for k, at in enumerate(self._positions()):
-            padded[at] += windows[:, :, k]
-        inner = tuple(slice(p, p + size) for p, size in zip(self.pad, self.data[2:]))
-        return padded[(slice(None), slice(None), *inner)], left.reshape(self.weight)
-
-    def _positions(self) -> List[Tuple[slice, ...]]:
-        """Return, for each element of the kernel, the slices of the padded data that it reads."""
-        return [
-            (
-                slice(None),
-                slice(None),
-                *(
-                    slice(k * d, k * d + s * (n - 1) + 1, s)
-                    for k, d, s, n in zip(at, self.dilate, self.stride, self.out[2:])
-                ),
-            )
-            for at in np.ndindex(*self.kernel)
-        ]
+    K is channels × kernel.
+    """
+    dims, kernel = weight.ndim - 2, weight.shape[2:]
+    pad = tuple_of(attrs.get("pad", "")) or (0,) * dims
+    stride, dilate = (tuple_of(attrs.get(n, "")) or (1,) * dims for n in ("stride", "dilate"))
+    padded = np.pad(data, [(0, 0), (0, 0), *((p, p) for p in pad)])
+    spans = [d * (k - 1) + 1 for d, k in zip(dilate, kernel)]
+    windows = np.lib.stride_tricks.sliding_window_view(padded, spans, tuple(range(2, dims + 2)))
+    windows = windows[tuple(slice(None, None, step) for step in (1, 1, *stride, *dilate))]
+    groups, positions = int(attrs.get("num_group", 1)), int(np.prod(windows.shape[2 : dims + 2]))
+    windows = windows.reshape(len(data), groups, -1, positions, int(np.prod(kernel)))
+    right = windows.transpose(1, 2, 4, 0, 3).reshape(groups, -1, len(data) * positions)
+    return weight.reshape(groups, -1, right.shape[1]), right
 
 
-# Operator: its description as a matrix product
-PRODUCTS = {
-    "Convolution": _Convolution,
-    "FullyConnected": _FullyConnected,
-    "dot": _Dot,
-    "batch_dot": _BatchDot,
+PRODUCTS: Dict[str, Callable[[Attrs, np.ndarray, np.ndarray], Operands]] = {
+    "Convolution": _convolution,
+    "FullyConnected": _fully_connected,
+    "dot": _dot,
+    "batch_dot": _batch_dot,
 }
+
+
+def _flips(attrs: Attrs) -> List[bool]:
+    return [flag(attrs, f"transpose_{which}") for which in "ab"]
+
+
+def _channels_first(op: str, output: np.ndarray) -> np.ndarray:
+    return output.swapaxes(0, 1) if op == "Convolution" else output
+
+
+def check(op: str, attrs: Attrs, shapes: Sequence[Sequence[int]]) -> None:
+    """Raise `ValueError` for a product of these shapes that `PRODUCTS` do not describe."""
+    left, right, *_ = map(tuple, shapes)
+    flips = zip(_flips(attrs), (left, right))
+    if op == "dot" and any(flip and len(shape) != 2 for flip, shape in flips):
+        raise ValueError(
+            f"dot() of shapes {left} and {right} with a transpose cannot accumulate in float16: "
+            "transpose matrices only, or pin dot to float32."
+        )
 
 
 # ------------------------------------------------------------------------- the operator
 
 
 class _Float16Sums(mx.operator.CustomOp):
-    """The custom operator; `view` is one of the classes above."""
+    """The custom operator that replaces operator `of`."""
 
-    def __init__(self, view) -> None:
+    def __init__(self, of: str, attrs: Attrs) -> None:
         super().__init__()
-        self.view = view
+        self.of, self.attrs = of, attrs
 
     def forward(self, is_train, req, in_data, out_data, aux):
         data, weight, *bias = (x.asnumpy() for x in in_data)
-        result = product(*self.view.operands(data, weight))
-        out = self.view.output(result).astype(np.float32)
+        out = np.empty(out_data[0].shape, np.float32)
+        first = _channels_first(self.of, out)
+        first[:] = product(*PRODUCTS[self.of](self.attrs, data, weight)).reshape(first.shape)
         if bias:
-            shape = [1] * out.ndim
-            shape[self.view.bias_axis] = -1
-            out = out + bias[0].reshape(shape)
+            channels_last = np.moveaxis(out, CHANNELS[self.of], -1)
+            channels_last += bias[0]
         self.assign(out_data[0], req[0], mx.nd.array(out, dtype=np.float32))
 
     def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
-        data, weight = (x.asnumpy() for x in in_data[:2])
+        arrays = [x.asnumpy() for x in in_data[:2]]
         gradient = out_grad[0].asnumpy()
-        left, right = self.view.operands(data, weight)
-        result = self.view.result(gradient)
-        of_left = product(result, np.swapaxes(right, -1, -2))
-        of_right = product(np.swapaxes(left, -1, -2), result)
-        grads = [*self.view.gradients(of_left, of_right)]
+        left, right = PRODUCTS[self.of](self.attrs, *arrays)
+        result = _channels_first(self.of, gradient).reshape(*left.shape[:-1], right.shape[-1])
+        of_left = product(result, right.swapaxes(-1, -2))
+        of_right = product(left.swapaxes(-1, -2), result)
+        # An element's gradient is the sum over its places in the matrices, where its number stands.
+        # Padding has the number 0.
+        sizes = [x.size for x in arrays]
+        numbers = np.split(np.arange(1, 1 + sum(sizes)), sizes[:1])
+        numbers = [number.reshape(x.shape) for number, x in zip(numbers, arrays)]
+        sums = np.zeros(1 + sum(sizes), np.float32)
+        for places, of_one in zip(PRODUCTS[self.of](self.attrs, *numbers), (of_left, of_right)):
+            np.add.at(sums, places.ravel(), of_one.ravel().astype(np.float32))
+        grads = [part.reshape(x.shape) for part, x in zip(np.split(sums[1:], sizes[:1]), arrays)]
         if len(in_data) > 2:
-            others = tuple(k for k in range(gradient.ndim) if k != self.view.bias_axis)
-            grads.append(gradient.sum(axis=others))
+            channels = CHANNELS[self.of] % gradient.ndim
+            grads.append(gradient.sum(axis=tuple({*range(gradient.ndim)} - {channels})))
         for target, grad_req, grad in zip(in_grad, req, grads):
             self.assign(target, grad_req, mx.nd.array(grad, dtype=np.float32))
 
@@ -245,6 +180,5 @@ class _Float16SumsProp(mx.operator.CustomOpProp):
         return [list(s) for s in shapes], [list(outs[0])], []
 
     def create_operator(self, ctx, shapes, dtypes):
-        _, outs, _ = self.symbol.infer_shape(**dict(zip(self.names, map(tuple, shapes))))
-        view = PRODUCTS[self.of](self.attrs, [tuple(shapes[0]), tuple(shapes[1]), outs[0]])
-        return _Float16Sums(view)
+        check(self.of, self.attrs, shapes)
+        return _Float16Sums(self.of, self.attrs)

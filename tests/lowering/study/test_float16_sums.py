@@ -159,7 +159,7 @@ def test_gradients_add_up_in_float16_too():
 
 def test_a_transpose_of_more_than_matrices_is_refused_in_one_sentence():
     with pytest.raises(ValueError) as error:
-        float16_sums.PRODUCTS["dot"]({"transpose_a": "True"}, [(4, 2, 3), (4, 5), (2, 3, 5)])
+        float16_sums.check("dot", {"transpose_a": "True"}, [(4, 2, 3), (4, 5)])
     assert str(error.value) == (
         "dot() of shapes (4, 2, 3) and (4, 5) with a transpose cannot accumulate in float16: "
         "transpose matrices only, or pin dot to float32."
