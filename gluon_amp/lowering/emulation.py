@@ -141,13 +141,12 @@ class _EmulatedGraph(Writer):
         if node["op"] in blocked.READ_PARAMETERS:
             sources = [entry[0] for entry in node["inputs"]]
             inputs = [list(self.variables.get(s, entry)) for s, entry in zip(sources, inputs)]
-        new = {**node, "attrs": attrs}
         if node["op"] == "Deconvolution" and self.edges.get((i, 0)) in self.emulated:
             wide = [self._cast(entry, "float64") for entry in inputs]
             result = deconvolve(self.emit, node["name"], attrs, wide)
             number = self._cast(result, "float32")[0]
         else:
-            number = self.copy(new, inputs)[0]
+            number = self.copy({**node, "attrs": attrs}, inputs)[0]
         exact = is_exact(node["op"], attrs)
         for edge in (edge for edge in self.edges if edge[0] == i):
             entry = [number, edge[1], 0]

@@ -95,10 +95,7 @@ class Policy:
     studies : bool
         Whether the policy's formats are emulated for study. The operands of matrix products are
         then rounded to `compute_dtype`, the gradients of their results to `gradient_dtype`, and all
-        tensors, sums and results are float32. A format of 8 bits has a power of two as a scale for
-        each tensor. It is kept by delayed scaling if an `amp.Trainer` makes the steps, and follows
-        the tensor itself otherwise (`gluon_amp.lowering.study.delayed_scaling`). In these formats
-        the first and the last product of a net stay in float32 unless they are pinned.
+        tensors, sums and results are float32: see `gluon_amp.policy.study`.
 
     Raises
     ------

@@ -4,11 +4,14 @@ MXNet 1.9.1 has no kernels of float8, and none that a policy could choose of TF3
 multiplies float32 on GPUs of compute capability 8.0 and later. What these formats do to a training
 is computed on a CPU: the operands of each matrix product are rounded to a format, and so is the
 gradient of its result, which the products of the backward pass read. Products, sums and all other
-tensors are float32, as in NVIDIA's Transformer Engine with float32 activations. A float16 product
-whose sums are float16, too, shows the effect of a kernel without float32 accumulation.
+tensors are float32, as in NVIDIA's Transformer Engine with float32 activations. A tensor in 8 bits
+has a power of two as its scale: by delayed scaling (`lowering/study/delayed_scaling.py`) if an
+`amp.Trainer` makes the steps, and from its own magnitude otherwise. In these formats the first and
+the last product of a net stay in float32 unless they are pinned. A float16 product whose sums are
+float16, too, shows the effect of a kernel without float32 accumulation.
 
 A policy's `Study` decides about these products instead of the policy, and marks them in the cast
-graph. `lowering/study` reads the marks.
+graph. `lowering/study/` reads the marks.
 """
 
 import json
@@ -210,20 +213,15 @@ class Study(NamedTuple):
 
 def _products_at(graph: Dict[str, Any], decisions: Dict[int, Decision], end: str) -> List[int]:
     """Return the products that no other one precedes, or that none follows."""
-    nodes = graph["nodes"]
-    order = list(range(len(nodes)))
-    neighbours = {i: [entry[0] for entry in nodes[i]["inputs"]] for i in order}
-    if end == "last":
-        readers = readers_of(graph)
-        neighbours = {i: [reader for reader, _ in readers.get(i, ())] for i in order}
-        order.reverse()
+    nodes, readers = graph["nodes"], readers_of(graph)
+    order = range(len(nodes))
     found: List[int] = []
-    beyond: Set[int] = set()  # nodes from the first product on
-    for i in order:
-        is_beyond = any(neighbour in beyond for neighbour in neighbours[i])
+    beyond: Set[Optional[int]] = set()  # nodes behind a product, seen from the end
+    for i in order if end == "first" else reversed(order):
         is_product = i in decisions and decisions[i].kind == "compute"
-        if is_product and not is_beyond:
+        if is_product and i not in beyond:
             found.append(i)
-        if is_beyond or is_product or "subgraphs" in nodes[i]:
-            beyond.add(i)
+        if i in beyond or is_product or "subgraphs" in nodes[i]:
+            before, after = nodes[i]["inputs"], readers.get(i, ())
+            beyond.update(one[0] for one in (after if end == "first" else before))
     return found
