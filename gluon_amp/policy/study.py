@@ -168,7 +168,7 @@ class Study(NamedTuple):
             return Decision("float32", "its products are inside one operator and cannot be rounded")
         of_all = pinned_dtype(self._pins(None), op, block, node)
         pins = {d: pinned_dtype(self._pins(d), op, block, node) or of_all for d in DIRECTIONS}
-        default = "float32" if end or rule.kind != "compute" else self.compute_dtype
+        default = "float32" if end or rule.kind != "compute" else None
         wide = tuple(d for d, dtype in pins.items() if (dtype or default) == "float32")
         is_wide = len(wide) == len(DIRECTIONS)
         pinned = any(pins.values())
