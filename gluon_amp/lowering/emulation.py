@@ -90,7 +90,7 @@ class _EmulatedGraph(Writer):
     def __init__(self, edges: Dict[Edge, str]) -> None:
         super().__init__()
         self.edges = edges  # dtypes of the old graph's tensors, by node and output
-        self.variables = {}  # old float16 variable -> its entry, not widened
+        self.variables: Dict[int, list] = {}  # old float16 variable -> its entry, not widened
         self.emulated = {dtype for dtype in set(edges.values()) if is_emulated(dtype)}
         self.native = kernels.available()
         if "bfloat16" in self.emulated and not self.native:

@@ -79,7 +79,8 @@ def _convolution(attrs: Attrs, data: np.ndarray, weight: np.ndarray) -> Operands
     stride, dilate = (tuple_of(attrs.get(n, "")) or (1,) * dims for n in ("stride", "dilate"))
     padded = np.pad(data, [(0, 0), (0, 0), *((p, p) for p in pad)])
     spans = [d * (k - 1) + 1 for d, k in zip(dilate, kernel)]
-    windows = np.lib.stride_tricks.sliding_window_view(padded, spans, tuple(range(2, dims + 2)))
+    axes: Any = tuple(range(2, dims + 2))  # numpy 1.23 declares one axis alone
+    windows = np.lib.stride_tricks.sliding_window_view(padded, spans, axes)
     windows = windows[tuple(slice(None, None, step) for step in (1, 1, *stride, *dilate))]
     groups, positions = int(attrs.get("num_group", 1)), int(np.prod(windows.shape[2 : dims + 2]))
     windows = windows.reshape(len(data), groups, -1, positions, int(np.prod(kernel)))
