@@ -84,9 +84,11 @@ def test_gradients_alone_may_be_rounded():
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_bias_is_added_in_float32_and_has_the_sum_of_the_rounded_gradient():
+@pytest.mark.parametrize("wide", ["data_gradient", "weight_gradient"])
+def test_a_bias_is_added_in_float32_and_has_the_sum_of_the_weight_s_gradient(wide):
     net = nn.Dense(2, in_units=2)
-    net = amp.cast(net, amp.Policy(HYBRID).pin(ops=["FullyConnected"], dtype="float8_e4m3"))
+    policy = amp.Policy(HYBRID).pin(ops=["FullyConnected"], dtype="float8_e4m3")
+    net = amp.cast(net, policy.pin(ops=["FullyConnected"], direction=wide))
     net.initialize()
     net.bias.set_data(nd.array([0.3, 1e-4]))
     x = nd.zeros((2, 2))
@@ -95,7 +97,8 @@ def test_a_bias_is_added_in_float32_and_has_the_sum_of_the_rounded_gradient():
         y = net(x)
     y.backward(nd.array(head))
     np.testing.assert_array_equal(y.asnumpy(), np.array([[0.3, 1e-4]] * 2, "f"))
-    np.testing.assert_allclose(net.bias.grad().asnumpy(), rounded(head, E5M2).sum(0), rtol=1e-6)
+    gradient = head if wide == "weight_gradient" else rounded(head, E5M2)
+    np.testing.assert_allclose(net.bias.grad().asnumpy(), gradient.sum(0), rtol=1e-6)
 
 
 # ------------------------------------------------------------------------- other operators
@@ -141,6 +144,7 @@ class _Loop(gluon.HybridBlock):
     def hybrid_forward(self, F, x):
         states = [F.zeros_like(F.slice_axis(x, axis=0, begin=0, end=1).reshape((-1, 4)))]
         outputs, _ = F.contrib.foreach(self.cell, self.first(x), states)
+        outputs, _ = F.contrib.foreach(self.cell, outputs, states)
         return self.last(F.slice_axis(outputs, axis=0, begin=-1, end=None).reshape((-1, 4)))
 
 
@@ -153,8 +157,8 @@ def test_products_in_a_loop_are_rounded():
     trainer.backward(loss)
     trainer.step(1)
     dtypes = [row.compute_dtype for row in amp.describe(net).rows if row.op == "FullyConnected"]
-    assert dtypes == ["float32", "float8_e4m3", "float8_e4m3", "float32"]
-    assert len(delayed_scaling.collect(trainer.parameters)) == 6
+    assert dtypes == ["float32", *["float8_e4m3"] * 4, "float32"]
+    assert len(delayed_scaling.collect(trainer.parameters)) == 12
 
 
 # ----------------------------------------------------------------------------------- ends
