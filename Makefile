@@ -14,7 +14,7 @@ BARE := $(patsubst cpu,mxnet==1.9.1,$(patsubst gluoncv,gluoncv==0.10.5.post0,$(p
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: help setup train test test-all workers lint weights format zoo benchmark input results ablation edge floor \
-  photographs yardstick wire clients onnx operators handover horovod notebooks matrix arm64 container asan wheel docs \
+  yardstick wire clients onnx operators handover horovod notebooks matrix arm64 container asan wheel docs \
   clean
 .DEFAULT_GOAL := help
 
@@ -97,7 +97,7 @@ results: setup ## train the digits in three dtypes over seeds, into results/digi
 	$(BIN)/python scripts/results_table.py $(ARGS)
 
 # One thread for each run, as sums depend on the number of threads.
-ablation edge floor operators photographs wire yardstick: export OMP_NUM_THREADS = 1
+ablation edge floor operators wire yardstick: export OMP_NUM_THREADS = 1
 ablation: setup ## train without masters, scaling and pins, into results (5 minutes)
 	$(BIN)/python -m experiments.ablation --output results $(ARGS)
 
@@ -106,9 +106,6 @@ edge: setup ## train at learning rates up to divergence in each dtype, into resu
 
 floor: setup ## compare float32 with itself disturbed and with each dtype, into results/floor (22 minutes)
 	$(BIN)/python -m experiments.floor_of_chance --parallel 2 $(ARGS)
-
-photographs: setup ## cross-validate the fine-tuning of EfficientNet-Lite0, into results/photographs (half an hour)
-	$(BIN)/python -m experiments.photographs --output results/photographs $(ARGS)
 
 yardstick: setup ## compare losses and gradients of each dtype with float64, into results (a few minutes)
 	$(BIN)/python -m experiments.yardstick $(ARGS)

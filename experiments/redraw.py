@@ -17,7 +17,6 @@ from experiments.clients import table as clients
 from experiments.clients.families import FAMILIES
 from experiments.clients.run import Records
 from experiments.floor_of_chance import page as floor
-from experiments.photographs import page as photographs
 from experiments.wire import page as wire
 from experiments.yardstick import page as yardstick
 from gluon_amp.training.command_line import Parser, status_of
@@ -46,7 +45,6 @@ PAGES: Sequence[Tuple[str, Callable[[pages.Values, Path], pages.Parts], Draw]] =
     ("results/edge.json", lambda v, _: edge.parts(v), edge.draw),
     ("results/floor/*.json", lambda v, _: floor.parts(v), floor.draw),
     ("results/onnx.json", lambda v, _: onnx_table.parts(v), None),
-    ("results/photographs/*.json", lambda v, _: photographs.parts(v), photographs.draw),
     ("results/preprocessing.json", lambda v, _: preprocessing.parts(v), None),
     ("results/wire.json", lambda v, _: wire.parts(v), wire.draw),
     ("results/yardstick.json", lambda v, _: yardstick.parts(v), yardstick.draw),

@@ -39,7 +39,8 @@ from gluon_amp.casting.tracing import (
     roots,
     trace,
 )
-from gluon_amp.lowering import check_device, delayed_scaling, lower
+from gluon_amp.lowering import check_device, lower
+from gluon_amp.lowering.study import delayed_scaling
 from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
@@ -69,8 +70,7 @@ class Cast(Mixin):
         frozen = frozen_names(binding.parameters_of(self))
         if binding.key.inference:  # nothing gets a gradient
             frozen = frozenset(symbol.list_inputs())
-        if binding.scales is not None:
-            delayed_scaling.register(binding.scales, binding.parameters_of(self))
+        delayed_scaling.register(binding.scales, binding.parameters_of(self))
         try:
             sparse = frozenset(s.name for s, a in zip(inputs, arrays) if is_sparse(a))
             scaled = binding.policy.needs_loss_scale
@@ -380,8 +380,7 @@ def bind(
     block._clear_cached_op()
     block.__class__ = _cast_class_of(type(block))
     binding = vars(block)["_amp"] = Binding(block, path, policy, ends, child_paths)
-    if binding.scales is not None:
-        delayed_scaling.register(binding.scales, block.collect_params().values())
+    delayed_scaling.register(binding.scales, block.collect_params().values())
 
 
 def unbind(block: HybridBlock) -> None:

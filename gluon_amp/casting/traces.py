@@ -11,7 +11,7 @@ from gluon_amp.casting.every_call import GLUONS, Attributes
 from gluon_amp.casting.parameters import dtype_of, frozen_names, has_sparse_gradient
 from gluon_amp.casting.sharing import add_user
 from gluon_amp.casting.tracing import HybridBlock, TraceError, is_tracing, named_blocks, trace
-from gluon_amp.lowering.delayed_scaling import Scales
+from gluon_amp.lowering.study.delayed_scaling import Scales
 from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx

@@ -127,7 +127,7 @@ def policies_of(net: gluon.Block, path: str = "") -> Dict[str, dict]:
     if binding:
         policy = binding.policy
         pins = [
-            [list(pin.ops), list(pin.blocks), pin.dtype, *filter(None, [pin.direction])]
+            [list(value) if isinstance(value, tuple) else value for value in vars(pin).values()]
             for pin in policy.pins
         ]
         dtypes = [getattr(policy, field) for field in STRING_KEYS.values()]

@@ -2,15 +2,12 @@
 
 from gluon_amp.graph.attribute_values import flag, integer, integers, is_set, number
 from gluon_amp.graph.attributes import (
-    ACCUMULATE_ATTR,
-    ACCUMULATING,
     BLOCK_ATTR,
     FUSED_ATTR,
     OWN_ATTRS,
     PINNED_ATTR,
     ROUNDED_ATTR,
-    ROUNDING_ATTR,
-    Rounding,
+    STUDY_ATTR,
     without_own_attributes,
 )
 from gluon_amp.graph.float32 import WIDE, in_float32, narrow_nodes, type_conflict
@@ -35,8 +32,8 @@ from gluon_amp.graph.symbol_json import (
 )
 from gluon_amp.graph.writer import Rule, Writer, pruned
 
-__all__ = ["ACCUMULATE_ATTR", "ACCUMULATING", "BLOCK_ATTR", "FUSED_ATTR", "OWN_ATTRS"]
-__all__ += ["PINNED_ATTR", "ROUNDED_ATTR", "ROUNDING_ATTR", "Rounding", "without_own_attributes"]
+__all__ = ["BLOCK_ATTR", "FUSED_ATTR", "OWN_ATTRS", "PINNED_ATTR", "ROUNDED_ATTR", "STUDY_ATTR"]
+__all__ += ["without_own_attributes"]
 __all__ += ["classic", "flag", "integer", "integers", "is_set", "number"]
 __all__ += ["WIDE", "in_float32", "narrow_nodes", "type_conflict"]
 __all__ += ["CASTS", "MX_DTYPE_CODES", "Edge", "Entry", "Json"]

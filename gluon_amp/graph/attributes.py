@@ -1,21 +1,14 @@
 """Attributes of our own in a graph, which the cast pass writes and the lowering reads."""
 
-import json
-from typing import NamedTuple, Optional, Tuple
-
-from gluon_amp.graph.symbol_json import Json, every_node, from_json, to_json
+from gluon_amp.graph.symbol_json import every_node, from_json, to_json
 
 import mxnet as mx
 
 # Attribute with the path of a node's block: `cast` sets it while tracing, `apply` removes it.
 BLOCK_ATTR = "__gluon_amp_block__"
 
-# Attribute of the matrix products in a cast graph whose emulation accumulates in float16
-ACCUMULATE_ATTR = "__gluon_amp_accumulate__"
-ACCUMULATING = ("Convolution", "FullyConnected", "dot", "batch_dot")
-
-# Attribute of the products whose operands and gradients the emulation rounds: `Rounding.to_text`
-ROUNDING_ATTR = "__gluon_amp_rounding__"
+# Attribute of the products that a policy studies: see `policy.study`
+STUDY_ATTR = "__gluon_amp_study__"
 
 # Attribute of the operators in a bfloat16 graph that the policy's own pins keep in float32
 PINNED_ATTR = "__gluon_amp_pinned__"
@@ -27,25 +20,7 @@ FUSED_ATTR = "__gluon_amp_fused__"
 ROUNDED_ATTR = "__gluon_amp_rounded__"
 
 # All attributes of ours, which a graph for others leaves out
-OWN_ATTRS = (BLOCK_ATTR, ACCUMULATE_ATTR, ROUNDING_ATTR, PINNED_ATTR, FUSED_ATTR, ROUNDED_ATTR)
-
-
-class Rounding(NamedTuple):
-    """How a product of a format for study is rounded."""
-
-    key: str  # the product's name among those of its net, the same in all traces
-    compute: str  # the format of the operands
-    gradients: str  # and of the gradient of the result
-    wide: Tuple[str, ...]  # the directions, as in `policy.study`, in which it stays in float32
-
-    def to_text(self) -> str:
-        return json.dumps(self)
-
-    @classmethod
-    def of(cls, node: Json) -> Optional["Rounding"]:
-        """Return the rounding of a node, or None."""
-        text = node["attrs"].get(ROUNDING_ATTR)
-        return cls(*json.loads(text)) if text else None
+OWN_ATTRS = (BLOCK_ATTR, STUDY_ATTR, PINNED_ATTR, FUSED_ATTR, ROUNDED_ATTR)
 
 
 def without_own_attributes(symbol: mx.sym.Symbol) -> mx.sym.Symbol:

@@ -191,7 +191,7 @@ def _rows(traced: Graph) -> Iterator[Row]:
 
 
 def _row(node: Node, policy: Policy) -> Row:
-    kind, reason, pinned, _ = node.decision
+    kind, reason, pinned = node.decision.kind, node.decision.reason, node.decision.pinned
     dtypes = (dtype or "as fed" for dtype in (node.dtype, node.gradient_dtype))
     if kind == "uncast":
         dtypes = "none", "none"

@@ -9,7 +9,7 @@ returns those of the graph that it writes (`typed_graph`), and the graph itself 
 from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional
 
 from gluon_amp import kernels
-from gluon_amp.graph import ACCUMULATE_ATTR, Entry, Json, Writer, from_json, to_json, with_bodies
+from gluon_amp.graph import Entry, Json, Writer, from_json, to_json, with_bodies
 from gluon_amp.lowering import (
     added_gradients,
     blocked,
@@ -25,7 +25,7 @@ from gluon_amp.lowering import (
     sparse,
     study,
 )
-from gluon_amp.lowering.delayed_scaling import Scales
+from gluon_amp.lowering.study.delayed_scaling import Scales
 from gluon_amp.lowering.typed_graph import TypedGraph
 from gluon_amp.policy import Policy
 
@@ -37,10 +37,7 @@ ON_CPU_ALONE = {
         "bfloat16 cannot run on a GPU: MXNet 1.9.1 has no bfloat16 kernels there; "
         "use policy 'float16' or 'mixed_float16'."
     ),
-    "study": (
-        "tfloat32, float8 and policies with gradients=... are emulated for study on a CPU "
-        "only: train on mx.cpu(), or use policy 'float16' on a GPU."
-    ),
+    "study": study.ON_CPU_ALONE,
 }
 
 
@@ -59,6 +56,7 @@ class Target(NamedTuple):
     sparse_data: FrozenSet[str] = frozenset()
     is_body: bool = False  # of a loop or branch
     scaled: bool = False  # its gradients may overflow, so that a backward pass runs again
+    scales: Optional[Scales] = None
 
 
 class Pass(NamedTuple):
@@ -72,9 +70,14 @@ class Pass(NamedTuple):
 
 PASSES = (
     Pass(
+        lambda graph, target: study.replace_products(graph, target.scales),
+        "A product that a policy studies is none that another pass looks at, so it comes first.",
+        in_bodies=True,
+    ),
+    Pass(
         lambda graph, target: blocked.use_blocked_layout(graph),
-        "Images in low precision have a layout of our own. It comes first, since it decides by the "
-        "dtypes of the cast graph, which the emulation changes.",
+        "Images in low precision have a layout of our own. It decides by the dtypes of the cast "
+        "graph, so it comes before the emulation, which changes them.",
     ),
     Pass(
         lambda graph, target: recurrent.replace_layers(graph),
@@ -152,21 +155,13 @@ def lower(
     `sparse_data` are bound to sparse arrays. `scales` are those of a net that studies 8-bit
     formats. If `scaled`, gradients have a loss scale. A ValueError says what a GPU cannot run.
     """
-    graph = rounded = to_json(symbol)
+    graph = to_json(symbol)
     if device_type == "gpu":
-        if any(ACCUMULATE_ATTR in attrs for attrs in symbol.attr_dict().values()):
-            raise ValueError(
-                "accumulate=float16 is for the emulation on a CPU, since on a GPU the kernel "
-                "decides (see amp.accumulation_dtype(ctx)): leave it out of the policy."
-            )
-        if study.has_roundings(graph):
-            raise ValueError(ON_CPU_ALONE["study"])
+        study.refuse_on_gpu(graph)
     else:
         kernels.prepare([mx.Context(device_type)])
-        # A product that is rounded for study is one in float32, which no other pass looks at.
-        rounded = study.round_products(graph, scales)
-    target = Target(device_type, frozen, sparse_data, scaled=scaled)
-    lowered = _apply_passes(TypedGraph.of(rounded, dtypes), target)
+    target = Target(device_type, frozen, sparse_data, scaled=scaled, scales=scales)
+    lowered = _apply_passes(TypedGraph.of(graph, dtypes), target)
     return symbol if lowered.json is graph else from_json(lowered.json, like=symbol)
 
 
@@ -181,7 +176,7 @@ def _apply_passes(graph: TypedGraph, target: Target) -> TypedGraph:
 
 
 def _with_lowered_bodies(graph: TypedGraph, target: Target) -> TypedGraph:
-    inside = Target(target.device_type, is_body=True)
+    inside = Target(target.device_type, is_body=True, scales=target.scales)
 
     def lowered_body(body: Json) -> Json:
         # Its variables are all float32 or integers, which no pass tells apart.

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Set, Tuple
 
-from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, Json, classic, edge_of, flag, integer, integers
+from gluon_amp.graph import CASTS, Json, classic, edge_of, flag, integer, integers
 from gluon_amp.lowering.pointwise import BINARY, BROADCASTING, instructions_of
 from gluon_amp.lowering.typed_graph import Edge, TypedGraph
 from gluon_amp.policy.cast_pass import LOW_PRECISION
@@ -129,7 +129,7 @@ class Analysis:
         attrs, is_2d = node["attrs"], len(integers(node["attrs"], "kernel")) == 2
         if not self.is_low((i, 0)) or not is_2d or attrs.get("layout", "None") not in UNSET:
             return None
-        if attrs.get(ACCUMULATE_ATTR) or any(integers(attrs, "target_shape")):
+        if any(integers(attrs, "target_shape")):
             return None
         data = self.input(node)
         size = data.size if data else ("of", edge_of(node["inputs"][0]))

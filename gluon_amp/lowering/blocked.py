@@ -17,7 +17,6 @@ from typing import Dict, List, Optional, Set, Tuple
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16, hardware
 from gluon_amp.graph import (
-    ACCUMULATE_ATTR,
     CASTS,
     FUSED_ATTR,
     ROUNDED_ATTR,
@@ -109,9 +108,7 @@ class _Writing:
 
     def rewrite(self) -> TypedGraph:
         for i, node in enumerate(self.nodes):
-            accumulates = node["attrs"].get(ACCUMULATE_ATTR)
-            dense = node["op"] == "FullyConnected" and self.found.is_low((i, 0))
-            if dense and not accumulates:
+            if node["op"] == "FullyConnected" and self.found.is_low((i, 0)):
                 self._write_dense(i, node)
             elif (i, 0) not in self.images:
                 self._copy(i)

@@ -6,7 +6,7 @@ operator that the cast graph runs in float16 reads float16 values, computes in f
 outputs rounded to float16: to nearest even, with subnormals, with overflow to infinity. A Tensor
 Core also multiplies float16, but its sums are not IEEE float32 sums: they have 23 or 24 fractional
 bits, and are truncated (arXiv 2511.10909). A policy can accumulate in float16 instead
-(`float16_sums`). Gradients are rounded at the same places in the backward pass, so they underflow
+(`study`). Gradients are rounded at the same places in the backward pass, so they underflow
 and overflow as float16 does. bfloat16 is emulated in the same way.
 
 Operators that only move or select values (reshape, relu, max-pooling) need no rounding, since they
@@ -26,7 +26,6 @@ from gluon_amp import kernels
 from gluon_amp.base import bfloat16
 from gluon_amp.base.formats import FORMATS, FloatFormat
 from gluon_amp.graph import (
-    ACCUMULATE_ATTR,
     CASTS,
     MX_DTYPE_CODES,
     ROUNDED_ATTR,
@@ -39,17 +38,15 @@ from gluon_amp.graph import (
     readers_of,
 )
 from gluon_amp.graph import own_operators as own
-from gluon_amp.lowering import float16_sums
 from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.lowering.typed_graph import TypedGraph
-from gluon_amp.policy import study
 
 
 def is_emulated(dtype: str, device_type: str = "cpu") -> bool:
     """Return whether a dtype has the values of its format on a device, but not its speed."""
     if device_type == "gpu":
         return False
-    return dtype in ("float16", *study.FORMATS) or (
+    return dtype == "float16" or (
         dtype == "bfloat16" and not bfloat16.is_native(kernels.available())
     )
 
@@ -144,15 +141,12 @@ class _EmulatedGraph(Writer):
         if op_table.has("stored", node["op"]):
             sources = [entry[0] for entry in node["inputs"]]
             inputs = [list(self.variables.get(s, entry)) for s, entry in zip(sources, inputs)]
-        new = {**node, "attrs": attrs}
-        if attrs.pop(ACCUMULATE_ATTR, None) == "float16":
-            new.update(float16_sums.node(node["op"], attrs))
         if node["op"] == "Deconvolution" and self.edges.get((i, 0)) in low:
             wide = [self._cast(entry, "float64") for entry in inputs]
             result = deconvolve(self.emit, node["name"], attrs, wide)
             number = self._cast(result, "float32")[0]
         else:
-            number = self.copy(new, inputs)[0]
+            number = self.copy({**node, "attrs": attrs}, inputs)[0]
         exact = op_table.has("exact", node["op"], attrs)
         for k in self.old.outputs_of(i):
             entry, dtype = [number, k, 0], self.edges[i, k]

@@ -9,16 +9,12 @@ from collections import Counter
 from typing import Container, Dict, Iterable, List, NamedTuple, Optional, Tuple
 
 from gluon_amp.graph import (
-    ACCUMULATE_ATTR,
-    ACCUMULATING,
     BLOCK_ATTR,
     FUSED_ATTR,
     MX_DTYPE_CODES,
     PINNED_ATTR,
-    ROUNDING_ATTR,
     Entry,
     Json,
-    Rounding,
     Writer,
     from_json,
     op_table,
@@ -27,6 +23,7 @@ from gluon_amp.graph import (
     to_json,
 )
 from gluon_amp.policy import FUSED, Decision, Policy, constants
+from gluon_amp.policy.study import ENDS
 
 import mxnet as mx
 
@@ -35,9 +32,6 @@ LOW_PRECISION = ("float16", "bfloat16")
 # Norms whose kernels read low-precision data together with float32 parameters, and compute their
 # statistics in float32 (src/operator/nn/batch_norm.cc). All other norms are wrapped in casts.
 NATIVELY_MIXED = ("BatchNorm",)
-
-# The ends of a net
-ENDS = ("first", "last")
 
 # How a product of sparse arrays runs, or of a weight with a row_sparse gradient: casts are dense
 SPARSE = Decision("float32", "an array that it reads, or its gradient, is sparse")
@@ -125,9 +119,9 @@ def parameter_dtypes(
     }
 
 
-def _decide(policy: Policy, node: Json, end: str = "") -> Decision:
+def _decide(policy: Policy, node: Json) -> Decision:
     attrs = node["attrs"]
-    return policy.decide(node["op"], attrs.get(BLOCK_ATTR), node["name"], attrs, end)
+    return policy.decide(node["op"], attrs.get(BLOCK_ATTR), node["name"], attrs)
 
 
 def _decisions(
@@ -142,10 +136,7 @@ def _decisions(
     """
     nodes = graph["nodes"]
     decisions = {i: _decide(policy, node) for i, node in enumerate(nodes) if node["op"] != "null"}
-    if policy.studies:
-        for end in ends:
-            for i in _products_at(graph, decisions, end):
-                decisions[i] = _decide(policy, nodes[i], end)
+    policy.study.widen_ends(graph, decisions, ends)
     sparse = {i for i, node in enumerate(nodes) if _is_sparse(node, sparse_gradients)}
     for i, decision in decisions.items():
         if decision.kind == "compute" and any(s in sparse for s, *_ in nodes[i]["inputs"]):
@@ -170,26 +161,6 @@ def _decisions(
 def _is_sparse(node: Json, sparse_gradients: Container[str]) -> bool:
     declared = node["attrs"].get("__storage_type__", "0")
     return node["op"] == "null" and (declared != "0" or node["name"] in sparse_gradients)
-
-
-def _products_at(graph: dict, decisions: Dict[int, Decision], end: str) -> List[int]:
-    """Return the products that no other one precedes, or that none follows."""
-    nodes = graph["nodes"]
-    neighbours = {i: [entry[0] for entry in node["inputs"]] for i, node in enumerate(nodes)}
-    order = range(len(nodes))
-    if end == "last":
-        readers = readers_of(graph)
-        neighbours = {i: [reader for reader, _ in readers.get(i, ())] for i in order}
-        order = reversed(order)
-    found, beyond = [], set()  # nodes from the first product on
-    for i in order:
-        is_beyond = any(neighbour in beyond for neighbour in neighbours[i])
-        is_product = i in decisions and decisions[i].kind == "compute"
-        if is_product and not is_beyond:
-            found.append(i)
-        if is_beyond or is_product or "subgraphs" in nodes[i]:
-            beyond.add(i)
-    return found
 
 
 class _Rewriter:
@@ -217,7 +188,7 @@ class _Rewriter:
         self.sparse_gradients = sparse_gradients
         self.nodes: List[Node] = []
         self.casting = not policy.is_float32  # a float32 policy inserts no casts
-        # of the products so far, see `Rounding`
+        # of the products so far, see `Study.mark`
         self.keys: Counter[str] = Counter() if keys is None else keys
 
     def rewrite(self, graph: Json, output_dtype: Optional[str]) -> Json:
@@ -268,8 +239,6 @@ class _Rewriter:
         if self.casting and dtype is not None and dtype != INTEGER:
             for k in castable:
                 inputs[k] = out.cast(inputs[k], dtype)
-        if dtype == self.policy.accumulate_dtype == "float16" and node["op"] in ACCUMULATING:
-            node["attrs"][ACCUMULATE_ATTR] = "float16"
         if decision.pinned and dtype == "float32" and self.policy.compute_dtype == "bfloat16":
             node["attrs"][PINNED_ATTR] = "float32"
         if decision.kind == "compute" and self.policy.compute_dtype == FUSED:
@@ -281,10 +250,7 @@ class _Rewriter:
             node["subgraphs"] = [inside.rewrite(body, "float32") for body in node["subgraphs"]]
             self.nodes += inside.nodes
 
-        dtypes = dtype, dtype
-        if decision.kind == "compute" and self.policy.studies:
-            node["attrs"][ROUNDING_ATTR] = self._rounding(node["op"], block, decision).to_text()
-            dtypes = self.policy.compute_dtype, self.policy.gradient_dtype
+        dtypes = self.policy.study.mark(node, block, decision, self.keys) or (dtype, dtype)
         sources = {out.source_name(entry) for entry in inputs}
         params = {n: self.param_dtypes[n] for n in sorted(sources) if n in self.param_dtypes}
         self.nodes.append(Node(node["name"], node["op"], block, *dtypes, params, decision))
@@ -299,12 +265,6 @@ class _Rewriter:
             # All later readers of the norm's output read a cast of it.
             out.replaced[i, 0] = out.cast(entry, data_dtype)
         return entry
-
-    def _rounding(self, op: str, block: str, decision: Decision) -> Rounding:
-        place, policy = f"{block}:{op}", self.policy
-        self.keys[place] += 1
-        key = f"{place}:{self.keys[place]}"
-        return Rounding(key, policy.compute_dtype, policy.gradient_dtype, decision.wide)
 
     def _dtype(self, decision: Decision, input_dtypes: List[Optional[str]]) -> Optional[str]:
         """Return the dtype that an operator runs in, by its kind (see `op_table`)."""

@@ -1,30 +1,30 @@
 """What runs in which dtype, as data: `Policy`, the presets, and the rule for every operator.
 
 A policy refers to dtypes, operators and their attributes, not to graphs, networks or devices. The
-operators' kinds and reasons are in `op_table.py`, their constants in `constants.py`, and the
-bfloat16 kernels in `bfloat16_kernels.py`.
+operators' kinds and reasons are in `graph/op_table.py`, their constants in `constants.py`, and the
+bfloat16 kernels in `bfloat16_kernels.py`. What the policies decide that study formats is in
+`study.py`.
 """
 
 import contextlib
-import re
 from dataclasses import dataclass, replace
-from typing import Dict, Iterable, Mapping, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, Iterable, Mapping, Optional, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.base import registry
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.messages import did_you_mean
 from gluon_amp.graph import op_table
-from gluon_amp.policy import bfloat16_kernels, constants, study
-from gluon_amp.policy.study import DIRECTIONS
+from gluon_amp.policy import bfloat16_kernels, constants
+from gluon_amp.policy.decision import Decision, Pin, check_known, matches, pinned_dtype
+from gluon_amp.policy.study import FORMATS, Study
 
 # What computes in float32, but as low precision does on a CPU: by the operators of our own
 FUSED = "fused_float32"
 
 DTYPES = ("float32", "float16", "bfloat16", FUSED)
 
-Dtype = Union[str, type, np.dtype]
+Dtype = Union[str, type, "np.dtype[Any]"]
 
 # The names are Keras's, except `float16`: the recipe of MXNet's FAQ (float16 weights, float32
 # masters in the optimizer), which Keras does not have.
@@ -57,35 +57,6 @@ ELSEWHERE = {
     "fp8": "params=float32,compute=float8_e4m3,gradients=float8_e5m2",
     "float8": "params=float32,compute=float8_e4m3,gradients=float8_e5m2",
 }
-
-
-class Pin(NamedTuple):
-    """Operators and blocks that run in `dtype` instead of what `op_table` says.
-
-    `direction` is one of `DIRECTIONS`, or None for all of them.
-    """
-
-    ops: tuple
-    blocks: tuple
-    dtype: str
-    direction: Optional[str] = None
-
-    def __str__(self) -> str:
-        named = {"ops": list(self.ops), "blocks": list(self.blocks), "direction": self.direction}
-        named["dtype"] = None if self.dtype == "float32" else self.dtype  # the default
-        return f"pin({', '.join(f'{name}={value!r}' for name, value in named.items() if value)})"
-
-
-class Decision(NamedTuple):
-    """How one node of a graph runs under a policy: see `Policy.decide`.
-
-    `wide` are the directions of a product in a format for study that stay in float32.
-    """
-
-    kind: str
-    reason: str
-    pinned: bool = False
-    wide: Tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, init=False)
@@ -124,10 +95,7 @@ class Policy:
     studies : bool
         Whether the policy's formats are emulated for study. The operands of matrix products are
         then rounded to `compute_dtype`, the gradients of their results to `gradient_dtype`, and all
-        tensors, sums and results are float32. A format of 8 bits has a power of two as a scale for
-        each tensor. It is kept by delayed scaling if an `amp.Trainer` makes the steps, and follows
-        the tensor itself otherwise (`gluon_amp.lowering.delayed_scaling`). In these formats the
-        first and the last product of a net stay in float32 unless they are pinned.
+        tensors, sums and results are float32: see `gluon_amp.policy.study`.
 
     Raises
     ------
@@ -147,7 +115,7 @@ class Policy:
     param_dtype: str
     compute_dtype: str
     output_dtype: str
-    pins: tuple
+    pins: Tuple[Pin, ...]
     accumulate_dtype: str
     gradient_dtype: str
 
@@ -156,7 +124,7 @@ class Policy:
         param_dtype: Dtype = "float32",
         compute_dtype: Optional[Dtype] = None,
         output_dtype: Optional[Dtype] = None,
-        pins: tuple = (),
+        pins: Tuple[Pin, ...] = (),
         accumulate_dtype: Optional[Dtype] = None,
         gradient_dtype: Optional[Dtype] = None,
     ) -> None:
@@ -193,7 +161,12 @@ class Policy:
     @property
     def studies(self) -> bool:
         """Whether the policy's formats are emulated for study; see the class."""
-        return self.compute_dtype in study.FORMATS or self.gradient_dtype != self.compute_dtype
+        return self.study.rounds
+
+    @property
+    def study(self) -> Study:
+        """What decides about products, instead of the policy, if the policy `studies`."""
+        return Study(self.compute_dtype, self.gradient_dtype, self.accumulate_dtype, self.pins)
 
     @property
     def product_dtype(self) -> str:
@@ -201,18 +174,12 @@ class Policy:
 
         An operand in a format for study is a float32 tensor of its values.
         """
-        is_dtype = self.compute_dtype in DTYPES and self.compute_dtype != FUSED
-        return self.compute_dtype if is_dtype and not self.studies else "float32"
+        return "float32" if self.studies or self.compute_dtype == FUSED else self.compute_dtype
 
     @property
     def needs_loss_scale(self) -> bool:
         """Whether gradients are float16, which small ones underflow and large ones overflow."""
         return self.gradient_dtype == "float16"
-
-    @property
-    def keeps_ends_wide(self) -> bool:
-        """Whether the first and the last product of a net stay in float32 unless pinned."""
-        return self.studies and study.has_8_bits(self.compute_dtype, self.gradient_dtype)
 
     @property
     def is_float32(self) -> bool:
@@ -223,10 +190,10 @@ class Policy:
         """Raise `ValueError` for dtypes that MXNet cannot run together."""
         allowed = {
             "param_dtype": ("float32", "float16"),
-            "compute_dtype": (*DTYPES, *study.FORMATS),
+            "compute_dtype": (*DTYPES, *FORMATS),
             "output_dtype": ("float32", "float16"),
             "accumulate_dtype": ("float32", "float16"),
-            "gradient_dtype": (*DTYPES, *study.FORMATS),
+            "gradient_dtype": (*DTYPES, *FORMATS),
         }
         for field, choices in allowed.items():
             value = getattr(self, field)
@@ -240,12 +207,11 @@ class Policy:
                 raise ValueError(
                     f"Policy {field} is {value!r}, expected one of {', '.join(choices)}{hint}."
                 )
-        stored = (self.param_dtype, self.output_dtype, self.accumulate_dtype)
-        if self.studies and stored != ("float32",) * 3:
-            raise ValueError(
-                f"Policy computes in {self.compute_dtype} with gradients in {self.gradient_dtype}, "
-                "which is emulated for study in float32: leave out params, output and accumulate."
-            )
+        if not self.studies:
+            self._check_everyday()
+        self.study.check(self.param_dtype, self.output_dtype)
+
+    def _check_everyday(self) -> None:
         if self.param_dtype == "float16" and self.compute_dtype != "float16":
             raise ValueError(
                 f"Policy has float16 parameters but computes in {self.compute_dtype}: "
@@ -255,11 +221,6 @@ class Policy:
             raise ValueError(
                 f"Policy output_dtype {self.output_dtype} is neither float32 nor the compute "
                 f"dtype {self.compute_dtype}: use output=float32."
-            )
-        if self.accumulate_dtype == "float16" and self.compute_dtype != "float16":
-            raise ValueError(
-                f"Policy accumulates in float16 but computes in {self.compute_dtype}: "
-                "use compute=float16, or accumulate=float32."
             )
 
     @classmethod
@@ -321,54 +282,14 @@ direction='weight_gradient')
         for name, value in (("ops", ops), ("blocks", blocks)):
             if isinstance(value, str):
                 raise ValueError(f"pin({name}=...) got the string {value!r}: give a list of them.")
-        pin = Pin(tuple(ops), tuple(blocks), dtype, direction)
+        pin = Pin(tuple(ops), tuple(blocks), dtype)
         if not pin.ops and not pin.blocks:
             raise ValueError("pin() got neither ops nor blocks: name at least one of them.")
-        if direction is not None:
-            self._check_direction(direction)
-        is_gradient = direction not in (None, "forward")
-        if dtype not in ("float32", self.compute_dtype, is_gradient and self.gradient_dtype):
-            raise ValueError(
-                f"pin(dtype={dtype!r}): expected 'float32' or the policy's compute dtype "
-                f"{self.compute_dtype!r}."
-            )
-        for op in pin.ops:
-            _check_known(op, "pin() got the unknown")
-            if self.studies and dtype != "float32" and not study.is_product(op):
-                raise ValueError(
-                    f"pin(ops=[{op!r}], dtype={dtype!r}): the formats for study are those of "
-                    f"matrix products, such as {', '.join(study.EXAMPLES)}; leave out {op!r}."
-                )
-        for pattern in pin.blocks:
-            try:
-                re.compile(pattern)
-            except re.error as error:
-                raise ValueError(
-                    f"pin() got the block pattern {pattern!r}, which is not a regular "
-                    f"expression: {error}."
-                ) from None
-        for earlier in self.pins:
-            twice = {*pin.ops} & {*earlier.ops} | {*pin.blocks} & {*earlier.blocks}
-            if twice and earlier.dtype != dtype and earlier.direction == direction:
-                raise ValueError(
-                    f"pin() contradicts an earlier pin: {', '.join(map(repr, sorted(twice)))} "
-                    f"was pinned to {earlier.dtype}, now to {dtype}; keep one of them."
-                )
+        if self.studies or direction is not None:
+            pin = self.study.pin(pin, direction)
+        else:
+            pin.check(self.pins, self.compute_dtype)
         return replace(self, pins=(*self.pins, pin))
-
-    def _check_direction(self, direction: str) -> None:
-        if direction not in DIRECTIONS:
-            raise ValueError(
-                f"pin(direction={direction!r}){did_you_mean(str(direction), DIRECTIONS)}: expected "
-                f"one of {', '.join(DIRECTIONS)}."
-            )
-        if not self.studies:
-            raise ValueError(
-                f"pin(direction={direction!r}) is for policies that study formats, such as "
-                "'compute=float8_e4m3,gradients=float8_e5m2': MXNet's kernels compute the gradients"
-                f" in {self.compute_dtype} if they compute the result in it; leave out the "
-                "direction."
-            )
 
     def decide(
         self,
@@ -376,21 +297,19 @@ direction='weight_gradient')
         block: Optional[str] = None,
         node: str = "",
         attrs: Optional[Mapping[str, str]] = None,
-        end: str = "",
     ) -> Decision:
         """Return how a node of operator `op` runs; `block` is the path of its block, if it has one.
 
         A node runs in float32 if its attributes, as in a symbol's JSON, have a constant that
-        float16 cannot hold, or if MXNet has no bfloat16 kernel for them. A pin overrides that.
-        `end` is 'first' or 'last' for the first or the last product of a net. Two block patterns
-        that pin the node to different dtypes are a `ValueError`.
+        float16 cannot hold, or if MXNet has no bfloat16 kernel for them. A pin overrides that. Two
+        block patterns that pin the node to different dtypes are a `ValueError`.
         """
         rule = op_table.rule(op, attrs)
+        if self.studies:
+            return self.study.decide(rule, op, block, node)
         if self.is_float32:
             return Decision("float32" if rule.kind != "uncast" else "uncast", "float32 policy")
-        if self.studies:
-            return self._decide_study(op, block, node, end, rule)
-        pinned = self._block_pin(block, node) or self._op_pin(op)
+        pinned = pinned_dtype(self.pins, op, block, node)
         if pinned and rule.kind != "uncast":
             kind = "float32" if pinned == "float32" else "compute"
             if kind == "compute" and rule.kind == "norm":
@@ -400,34 +319,6 @@ direction='weight_gradient')
         if rule.kind not in ("float32", "uncast"):
             reason = self._float32_reason(op, attrs)
         return Decision("float32", reason) if reason else Decision(rule.kind, rule.reason)
-
-    def _decide_study(
-        self, op: str, block: Optional[str], node: str, end: str, rule: op_table.OpRule
-    ) -> Decision:
-        """Return how a node runs under a policy that studies formats: only products are rounded."""
-        if not study.is_product(op):
-            if rule.kind != "compute":
-                return Decision(rule.kind, rule.reason)
-            return Decision("float32", "its products are inside one operator and cannot be rounded")
-        pins = {
-            direction: self._block_pin(block, node, direction)
-            or self._op_pin(op, direction)
-            or self._block_pin(block, node)
-            or self._op_pin(op)
-            for direction in DIRECTIONS
-        }
-        at_end = bool(end) and self.keeps_ends_wide
-        default = "float32" if at_end or rule.kind != "compute" else self.compute_dtype
-        wide = tuple(d for d, dtype in pins.items() if (dtype or default) == "float32")
-        is_wide = len(wide) == len(DIRECTIONS)
-        pinned = any(pins.values())
-        reason = study.END_REASON.format(end) if at_end else rule.reason
-        if pinned:
-            where = f" in {' and '.join(wide)}" if wide and not is_wide else ""
-            dtype = "float32" if wide else self.compute_dtype
-            reason = f"pinned to {dtype}{where} by the policy's own pin"
-        kind = "float32" if is_wide else "compute"
-        return Decision(kind, reason, pinned or at_end, () if is_wide else wide)
 
     def _float32_reason(self, op: str, attrs: Optional[Mapping[str, str]]) -> str:
         """Return why a node of a low-precision operator runs in float32, or '' if it does not."""
@@ -448,10 +339,10 @@ direction='weight_gradient')
         ValueError
             An unknown operator; the message lists near matches.
         """
-        _check_known(op, "Unknown")
+        check_known(op, "Unknown")
         return self.decide(op).reason
 
-    def check_blocks(self, labels: Iterable[tuple]) -> None:
+    def check_blocks(self, labels: Iterable[Tuple[Optional[str], str]]) -> None:
         """Check the block patterns against path and prefix of every block of a network.
 
         A node of a symbol has the path None.
@@ -462,7 +353,7 @@ direction='weight_gradient')
         labels = list(labels)
         for pin in self.pins:
             for pattern in pin.blocks:
-                if not any(_matches(pattern, *label) for label in labels):
+                if not any(matches(pattern, *label) for label in labels):
                     known = {text for label in labels for text in label if text}
                     raise ValueError(
                         f"Block pattern {pattern!r} matches no block of this net"
@@ -470,51 +361,11 @@ direction='weight_gradient')
                         "finds a path such as 'features.0', as amp.describe(net) lists them."
                     )
         for block, name in labels:
-            for direction in (None, *DIRECTIONS):
-                self._block_pin(block, name, direction)
-
-    def _op_pin(self, op: str, direction: Optional[str] = None) -> Optional[str]:
-        name = registry.canonical(op)
-        pins = (pin for pin in self.pins if pin.direction == direction)
-        return next((p.dtype for p in pins if name in map(registry.canonical, p.ops)), None)
-
-    def _block_pin(
-        self, block: Optional[str], node: str, direction: Optional[str] = None
-    ) -> Optional[str]:
-        patterns = {}  # dtype -> first pattern that matches
-        for pin in self.pins:
-            for pattern in pin.blocks if pin.direction == direction else ():
-                if _matches(pattern, block, node):
-                    patterns.setdefault(pin.dtype, pattern)
-        if len(patterns) > 1:
-            pairs = " and ".join(f"{pattern!r} to {dtype}" for dtype, pattern in patterns.items())
-            raise ValueError(
-                f"Contradictory pins: block {block or node!r} matches {pairs}; "
-                "narrow one of the two patterns."
-            )
-        return next(iter(patterns), None)
+            self.decide("FullyConnected", block, name)  # which raises, as for all operators
 
 
-def _matches(pattern: str, block: Optional[str], node: str) -> bool:
-    """Return whether a pattern finds a block's path, or matches the whole name of a block.
-
-    The name of a node begins with those of the blocks around it, as in net0_dense2_fwd. In the name
-    of a node without a path, the pattern is searched.
-    """
-    if block is None:
-        return any(re.search(pattern, text) for text in ("", node))
-    names = (node[:k] for end in re.finditer("_|$", node) for k in end.span())
-    return bool(re.search(pattern, block)) or any(re.fullmatch(pattern, name) for name in names)
-
-
-def _check_known(op: str, problem: str) -> None:
-    if not op_table.is_known(op):
-        near = did_you_mean(op, op_table.names())
-        raise ValueError(f"{problem} operator {op!r}{near}: expected a name from an MXNet graph.")
-
-
-def _name(dtype: Dtype) -> str:
-    """Return the name of a floating-point type; a string is returned unchanged."""
+def _name(dtype: Dtype) -> Dtype:
+    """Return the name of a floating-point type; what is none is returned unchanged."""
     if isinstance(dtype, (type, np.dtype)):
         with contextlib.suppress(TypeError):  # of a class that is no dtype
             if np.dtype(dtype).kind == "f" or dtype_name(dtype) == "bfloat16":
@@ -522,7 +373,7 @@ def _name(dtype: Dtype) -> str:
     return dtype
 
 
-def _parsed(policy: Dtype) -> Dict[str, str]:
+def _parsed(policy: Dtype) -> Dict[str, Dtype]:
     """Return the dtypes, by field, that a preset or a string like `'params=...'` gives."""
     policy = _name(policy)
     if not isinstance(policy, str):
@@ -538,7 +389,7 @@ def _parsed(policy: Dtype) -> Dict[str, str]:
             f"Unknown policy {policy!r}{near_preset(policy)}: expected one of "
             f"{', '.join(PRESETS)}, or a string like 'params=float16,compute=float16'."
         )
-    fields = {}
+    fields: Dict[str, Dtype] = {}
     for part in policy.split(","):
         key, _, dtype = (text.strip() for text in part.partition("="))
         if key not in STRING_KEYS:

@@ -5,7 +5,7 @@ from typing import Iterable, Sequence, Set, Tuple, Union
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.messages import reason_of
 from gluon_amp.lowering import lower
-from gluon_amp.lowering.delayed_scaling import Scales
+from gluon_amp.lowering.study.delayed_scaling import Scales
 from gluon_amp.policy import Policy
 from gluon_amp.symbolic.conversion import cast_symbol
 from gluon_amp.symbolic.loss_head import scale_gradients

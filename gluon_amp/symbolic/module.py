@@ -18,7 +18,8 @@ from gluon_amp.base.mxnet_internals import create_kvstore
 from gluon_amp.base.parameter_server import connected
 from gluon_amp.casting import statistics
 from gluon_amp.graph.runs_once import find_runs_once
-from gluon_amp.lowering import check_device, delayed_scaling
+from gluon_amp.lowering import check_device
+from gluon_amp.lowering.study import delayed_scaling
 from gluon_amp.optimizer import create, masters
 from gluon_amp.policy import Policy
 from gluon_amp.symbolic.graphs import Graphs, Shapes
@@ -422,8 +423,7 @@ class Module(mx.mod.Module):
 
     def _use_trainer(self, trainer: Trainer) -> None:
         self._trainer = trainer
-        if self._graphs.scales is not None:
-            delayed_scaling.register(self._graphs.scales, trainer.parameters)
+        delayed_scaling.register(self._graphs.scales, trainer.parameters)
 
     def _write_masters(self, values):
         """Set the masters of all float16 weights; create them before the first update."""

@@ -16,7 +16,7 @@ from gluon_amp.base.messages import first_few
 from gluon_amp.base.writes import version
 from gluon_amp.casting import snapshots
 from gluon_amp.casting.stale_trainer import DtypesAtBuild
-from gluon_amp.lowering import delayed_scaling
+from gluon_amp.lowering.study import delayed_scaling
 from gluon_amp.optimizer import ExactFloat, masters
 from gluon_amp.optimizer.arrays import all_finite, finite, mean, square_sums
 from gluon_amp.optimizer.base import cast, round_master

@@ -26,7 +26,7 @@ from gluon_amp.files.schema import (
     brief,
     check,
 )
-from gluon_amp.lowering import delayed_scaling
+from gluon_amp.lowering.study import delayed_scaling
 from gluon_amp.optimizer import masters
 from gluon_amp.optimizer.base import cast, map_leaves
 from gluon_amp.trainer import schedules

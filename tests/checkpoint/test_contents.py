@@ -7,10 +7,12 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.checkpoint import load_checkpoint, save_checkpoint
-from gluon_amp.checkpoint.contents import FILE
+from gluon_amp.checkpoint.contents import FILE, policies_of
 from gluon_amp.files import archive
 from tests import forging
 from tests.checkpoint.helpers import made, read, refused
+
+from mxnet.gluon import nn
 
 
 @pytest.mark.parametrize(
@@ -115,3 +117,9 @@ def test_foreign_files_are_refused(saved, tmp_path):
         refused("was not written by amp.save_checkpoint", path, net, trainer)
     np.savez(path, a=np.ones(3))
     refused("was not written by amp.save_checkpoint", path + ".npz", net, trainer)
+
+
+def test_pins_are_stored_with_their_directions():
+    policy = amp.Policy("compute=float8_e4m3").pin(["dot"]).pin(["dot"], direction="forward")
+    pins = policies_of(amp.cast(nn.Dense(1, in_units=1), policy))[""]["pins"]
+    assert pins == [[["dot"], [], "float32"], [["dot"], [], "float32", "forward"]]

@@ -20,7 +20,6 @@ NOT_MEASURED = {
         "at least 97 %": "a bound: experiments/horovod/__main__.py",
         "within\n  60 seconds": "a bound: experiments/horovod/__main__.py",
     },
-    "docs/results/photographs/photographs.md": {"80% of runs": "the power of a test"},
     "docs/results/zoo_coverage.md": {"at most 4 times": "a bound: experiments/zoo_coverage.py"},
     "docs/several_machines.md": {
         "end after 300 s": "a constant: gluon_amp/base/parameter_server.py",

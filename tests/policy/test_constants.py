@@ -2,7 +2,7 @@
 
 from experiments.operators.registered import registered
 from gluon_amp.graph import op_table
-from gluon_amp.policy import Policy, cast_pass, constants
+from gluon_amp.policy import Decision, Policy, cast_pass, constants
 
 import mxnet as mx
 
@@ -62,7 +62,7 @@ def test_which_constants_fit():
 
 def test_the_reason_names_the_constant():
     decision = FLOAT16.decide("clip", attrs={"a_min": "1e-12", "a_max": "1"})
-    assert decision[:3] == ("float32", "its constant a_min=1e-12 does not fit float16", False)
+    assert decision == Decision("float32", "its constant a_min=1e-12 does not fit float16")
     assert FLOAT16.decide("clip", attrs={"a_min": "0", "a_max": "6"}).kind == "follow"
     assert FLOAT16.decide("_npi_clip", attrs={"a_min": "0", "a_max": "1e9"}).kind == "float32"
     assert FLOAT16.decide("LeakyReLU", attrs={"lower_bound": "None"}).kind == "follow"

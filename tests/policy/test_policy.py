@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.policy import PRESETS, Policy
+from gluon_amp.policy import PRESETS, Decision, Policy
 
 
 def test_presets():
@@ -73,7 +73,7 @@ def test_a_pin_adds_and_leaves_the_original_alone():
     pinned = plain.pin(ops=["tanh"]).pin(blocks=["head"], ops=["dot"])
     assert plain.decide("tanh").kind == "follow"
     decision = pinned.decide("tanh")
-    assert decision[:3] == ("float32", "pinned to float32 by the policy's own pin", True)
+    assert decision == Decision("float32", "pinned to float32 by the policy's own pin", True)
     assert pinned.decide("dot").kind == pinned.pin(ops=["dot"]).decide("dot").kind == "float32"
     assert pinned.decide("Convolution", block="head.0").kind == "float32"
     assert pinned.decide("Convolution", block="body.0").kind == "compute"

@@ -3,9 +3,10 @@
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.policy import Policy
+from gluon_amp.policy import Decision, Policy, cast_pass
 from gluon_amp.policy.study import DIRECTIONS
 
+import mxnet as mx
 from mxnet.gluon import nn
 
 HYBRID = "params=float32,compute=float8_e4m3,gradients=float8_e5m2"
@@ -52,10 +53,14 @@ def test_only_products_are_rounded():
 
 
 def test_the_ends_are_wide_in_8_bits_only():
-    first = STUDY.decide("Convolution", end="first")
-    assert (first.kind, first.pinned) == ("float32", True)
-    assert first.reason.startswith("the first product of the net, which 8-bit training keeps wide")
-    assert Policy("compute=tfloat32").decide("Convolution", end="first").kind == "compute"
+    symbol = mx.sym.var("x")
+    for name in "abc":
+        symbol = mx.sym.Convolution(symbol, kernel=(1, 1), num_filter=1, name=name)
+    kinds = [
+        [node.decision.kind for node in cast_pass.plan(symbol, policy, {})[1]]
+        for policy in (STUDY, Policy("compute=tfloat32"))
+    ]
+    assert kinds == [["float32", "compute", "float32"], ["compute"] * 3]
 
 
 def test_a_pin_of_a_direction_overrides_one_of_all():
@@ -72,8 +77,8 @@ def test_a_pin_of_a_direction_overrides_one_of_all():
     assert policy.decide("dot").wide == ("forward", "weight_gradient")
     for direction in DIRECTIONS:
         policy = policy.pin(ops=["Convolution"], direction=direction)
-    whole = ("float32", "pinned to float32 by the policy's own pin", True)
-    assert policy.decide("Convolution")[:3] == whole
+    whole = Decision("float32", "pinned to float32 by the policy's own pin", True)
+    assert policy.decide("Convolution") == whole
 
 
 @pytest.mark.parametrize(
@@ -82,6 +87,18 @@ def test_a_pin_of_a_direction_overrides_one_of_all():
         (lambda: Policy("compute=float8"), "compute_dtype is 'float8', expected one of float32"),
         (lambda: Policy("float8"), r"did you mean 'params=float32,compute=float8_e4m3,gradients="),
         (lambda: Policy("params=float16,compute=float8_e4m3"), "leave out params, output and"),
+        (
+            lambda: Policy("compute=bfloat16,accumulate=float16"),
+            "accumulates in float16 but computes in bfloat16: use compute=float16, or ",
+        ),
+        (
+            lambda: Policy("compute=float16,accumulate=bfloat16"),
+            "accumulate_dtype is 'bfloat16', expected one of float32, float16 ",
+        ),
+        (
+            lambda: Policy("compute=fused_float32,gradients=float8_e5m2"),
+            "fused_float32 is no format to round to: use float32 in its place",
+        ),
         (
             lambda: STUDY.pin(blocks=["head"], direction="weights"),
             r"direction='weights'\).*expected one of forward, data_gradient, weight_gradient",

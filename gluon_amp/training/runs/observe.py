@@ -24,7 +24,7 @@ def join_dtypes(dtypes: Iterable[str]) -> str:
 def check_compute_dtype(policy: Policy, observed: str, model: str) -> None:
     """Raise `TrainingError` if a network computes in another dtype than requested."""
     expected = [policy.compute_dtype if policy.studies else policy.product_dtype]
-    if policy.keeps_ends_wide:
+    if policy.study.keeps_ends_wide:
         expected.append("float32")
     if observed != join_dtypes(expected):
         raise TrainingError(

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp.lowering import delayed_scaling
-from tests.lowering.studied import E4M3, HYBRID, arrays, inside, one_product, rounded, run
+from gluon_amp.lowering.study import delayed_scaling
+from tests.lowering.study.studied import E4M3, HYBRID, arrays, inside, one_product, rounded, run
 from tests.marks import needs_library
 
 import mxnet as mx

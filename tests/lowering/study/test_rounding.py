@@ -5,9 +5,10 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.base.formats import FORMATS, rounded_array
-from gluon_amp.lowering import delayed_scaling, lower
+from gluon_amp.lowering import lower
+from gluon_amp.lowering.study import delayed_scaling
 from gluon_amp.policy import cast_pass
-from tests.lowering.studied import (
+from tests.lowering.study.studied import (
     DIRECTIONS,
     E4M3,
     E5M2,
@@ -76,20 +77,18 @@ def test_a_pin_of_a_direction_leaves_the_others_rounded(wide):
 
 def test_gradients_alone_may_be_rounded():
     x, head = arrays()
-    policy = amp.Policy("gradients=float8_e5m2")
-    for direction in DIRECTIONS[1:]:
-        policy = policy.pin(ops=["FullyConnected"], dtype="float8_e5m2", direction=direction)
-    net = amp.cast(nn.Dense(3, in_units=4, use_bias=False), policy)
-    net.initialize(mx.init.Normal(1))
+    net = one_product("gradients=bfloat16")
     y, dx, dw = run(net, x, head)
-    g8 = rounded(head, E5M2)
-    for actual, expected in ((y, x @ weight_of(net).T), (dx, g8 @ weight_of(net)), (dw, g8.T @ x)):
+    g = rounded_array(head, FORMATS["bfloat16"])
+    for actual, expected in ((y, x @ weight_of(net).T), (dx, g @ weight_of(net)), (dw, g.T @ x)):
         np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_a_bias_is_added_in_float32_and_has_the_sum_of_the_rounded_gradient():
+@pytest.mark.parametrize("wide", ["data_gradient", "weight_gradient"])
+def test_a_bias_is_added_in_float32_and_has_the_sum_of_the_weight_s_gradient(wide):
     net = nn.Dense(2, in_units=2)
-    net = amp.cast(net, amp.Policy(HYBRID).pin(ops=["FullyConnected"], dtype="float8_e4m3"))
+    policy = amp.Policy(HYBRID).pin(ops=["FullyConnected"], dtype="float8_e4m3")
+    net = amp.cast(net, policy.pin(ops=["FullyConnected"], direction=wide))
     net.initialize()
     net.bias.set_data(nd.array([0.3, 1e-4]))
     x = nd.zeros((2, 2))
@@ -98,7 +97,8 @@ def test_a_bias_is_added_in_float32_and_has_the_sum_of_the_rounded_gradient():
         y = net(x)
     y.backward(nd.array(head))
     np.testing.assert_array_equal(y.asnumpy(), np.array([[0.3, 1e-4]] * 2, "f"))
-    np.testing.assert_allclose(net.bias.grad().asnumpy(), rounded(head, E5M2).sum(0), rtol=1e-6)
+    gradient = head if wide == "weight_gradient" else rounded(head, E5M2)
+    np.testing.assert_allclose(net.bias.grad().asnumpy(), gradient.sum(0), rtol=1e-6)
 
 
 # ------------------------------------------------------------------------- other operators
@@ -144,6 +144,7 @@ class _Loop(gluon.HybridBlock):
     def hybrid_forward(self, F, x):
         states = [F.zeros_like(F.slice_axis(x, axis=0, begin=0, end=1).reshape((-1, 4)))]
         outputs, _ = F.contrib.foreach(self.cell, self.first(x), states)
+        outputs, _ = F.contrib.foreach(self.cell, outputs, states)
         return self.last(F.slice_axis(outputs, axis=0, begin=-1, end=None).reshape((-1, 4)))
 
 
@@ -156,8 +157,8 @@ def test_products_in_a_loop_are_rounded():
     trainer.backward(loss)
     trainer.step(1)
     dtypes = [row.compute_dtype for row in amp.describe(net).rows if row.op == "FullyConnected"]
-    assert dtypes == ["float32", "float8_e4m3", "float8_e4m3", "float32"]
-    assert len(delayed_scaling.collect(trainer.parameters)) == 6
+    assert dtypes == ["float32", *["float8_e4m3"] * 4, "float32"]
+    assert len(delayed_scaling.collect(trainer.parameters)) == 12
 
 
 # ----------------------------------------------------------------------------------- ends
@@ -209,13 +210,23 @@ def test_a_pin_returns_an_end_to_its_format():
 # --------------------------------------------------------------------------------- elsewhere
 
 
-def test_a_gpu_is_refused_before_anything_runs():
+@pytest.mark.parametrize(
+    "policy, message",
+    [
+        ("compute=tfloat32", r"emulated for study on a CPU only: train on mx.cpu\(\)"),
+        ("compute=float16,accumulate=float16", "is for the emulation on a CPU, since on a GPU"),
+    ],
+)
+@pytest.mark.parametrize("in_a_loop", [False, True])
+def test_a_gpu_is_refused_before_anything_runs(policy, message, in_a_loop):
+    def dense(data, states=()):
+        out = mx.sym.FullyConnected(data, num_hidden=2, name="fc")
+        return out, states
+
     x = mx.sym.var("x")
-    symbol = cast_pass.apply(
-        mx.sym.FullyConnected(x, num_hidden=2, name="fc"), amp.Policy("compute=tfloat32"), {}
-    )
-    with pytest.raises(ValueError, match=r"emulated for study on a CPU only: train on mx.cpu\(\)"):
-        lower(symbol, {"x": "float32"}, "gpu")
+    symbol = mx.sym.contrib.foreach(dense, x, [])[0] if in_a_loop else dense(x)[0]
+    with pytest.raises(ValueError, match=message):
+        lower(cast_pass.apply(symbol, amp.Policy(policy), {}), {"x": "float32"}, "gpu")
 
 
 def test_transposed_convolutions_train():

@@ -10,10 +10,11 @@ The histories are here. The C++ library (kernels/src/study.cc) has the current e
 tensor, and the largest magnitude of the training passes since the last step.
 """
 
+import ctypes
 import itertools
 import weakref
 from collections import deque
-from typing import Deque, Dict, Iterable, List, Tuple
+from typing import Collection, Deque, Dict, Iterable, List, Optional, Tuple
 
 import numpy as np
 
@@ -26,6 +27,7 @@ HISTORY = 1024  # steps, Transformer Engine's default `amax_history_len`
 UNKNOWN = 1 << 20  # the exponent of a tensor without a history, as in study.cc
 
 _counter = itertools.count()
+_nets: "weakref.WeakSet[Scales]" = weakref.WeakSet()  # their scales
 
 
 class Scales:
@@ -35,18 +37,20 @@ class Scales:
         self.created = next(_counter)  # so that the nets of a process have an order
         self._numbers: Dict[str, Tuple[int, FloatFormat]] = {}  # in the library, with the format
         self._histories: Dict[str, Deque[float]] = {}  # the oldest step first
+        self.parameters: weakref.WeakSet[mx.gluon.Parameter] = weakref.WeakSet()  # of the net
+        _nets.add(self)
 
     def number(self, key: str, format_: FloatFormat) -> int:
         """Return the number of a tensor's scale in the C++ library; a new tensor gets one."""
         if key not in self._numbers:
-            self._numbers[key] = kernels.library().gluon_amp_add_scale(), format_
+            self._numbers[key] = _library().gluon_amp_add_scale(), format_
             self._update(key)
         return self._numbers[key][0]
 
     def end_step(self, applied: bool) -> None:
         """Record the magnitudes of a step's passes, which have ended; forget those of a skip."""
         for key, (number, _) in self._numbers.items():
-            largest = kernels.library().gluon_amp_take_largest(number)
+            largest = _library().gluon_amp_take_largest(number)
             if applied and 0 < largest < np.inf:
                 self._histories.setdefault(key, deque(maxlen=HISTORY)).append(largest)
                 self._update(key)
@@ -66,30 +70,31 @@ class Scales:
     def _update(self, key: str) -> None:
         (number, format_), history = self._numbers[key], self._histories.get(key)
         exponent = exponent_for(format_, max(history)) if history else UNKNOWN
-        kernels.library().gluon_amp_set_exponent(number, exponent)
+        _library().gluon_amp_set_exponent(number, exponent)
+
+
+def _library() -> ctypes.CDLL:
+    library = kernels.library()
+    assert library is not None, "only its operators have scales"
+    return library
 
 
 # ------------------------------------------------------------------ whose scales they are
 
-# The scales of the nets that contain a parameter
-_scales = weakref.WeakKeyDictionary()
+
+def register(scales: Optional[Scales], parameters: Iterable[mx.gluon.Parameter]) -> None:
+    """Record that a step of these parameters is one of the net with these scales, if it has any."""
+    if scales is not None:
+        scales.parameters.update(parameters)
 
 
-def register(scales: Scales, parameters: Iterable) -> None:
-    """Record that a step of these parameters is one of the net with these scales."""
-    for parameter in parameters:
-        _scales.setdefault(parameter, weakref.WeakSet()).add(scales)
-
-
-def scales_of(parameters: Iterable) -> List[Scales]:
+def scales_of(parameters: Collection[mx.gluon.Parameter]) -> List[Scales]:
     """Return the scales of the nets that contain these parameters, in the order of their cast."""
-    if not _scales:  # as in most processes, at each step
-        return []
-    found = {scales for parameter in parameters for scales in _scales.get(parameter, ())}
-    return sorted(found, key=lambda scales: scales.created)
+    found = [net for net in _nets if not net.parameters.isdisjoint(parameters)]
+    return sorted(found, key=lambda net: net.created)
 
 
-def end_step(parameters: Iterable, applied: bool) -> None:
+def end_step(parameters: Collection[mx.gluon.Parameter], applied: bool) -> None:
     """End a step of these parameters, whose passes the engine may not have run yet."""
     ending = scales_of(parameters)
     if ending:
@@ -101,7 +106,7 @@ def end_step(parameters: Iterable, applied: bool) -> None:
 # ----------------------------------------------------------------------------- in a file
 
 
-def collect(parameters: Iterable) -> Dict[str, np.ndarray]:
+def collect(parameters: Collection[mx.gluon.Parameter]) -> Dict[str, np.ndarray]:
     """Return the histories of the nets that contain these parameters, by net and tensor."""
     return {
         f"{number} {key}": history
@@ -110,7 +115,7 @@ def collect(parameters: Iterable) -> Dict[str, np.ndarray]:
     }
 
 
-def restore(parameters: Iterable, collected: Dict[str, np.ndarray]) -> None:
+def restore(parameters: Collection[mx.gluon.Parameter], collected: Dict[str, np.ndarray]) -> None:
     """Set the histories to what `collect` returned, in a net that may have other tensors."""
     for number, scales in enumerate(scales_of(parameters)):
         keys = [name.partition(" ") for name in collected]

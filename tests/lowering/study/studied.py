@@ -32,7 +32,7 @@ def rounded(values, format_, largest=None):
 def one_product(policy):
     """Return a cast net of one Dense layer without the defaults for the ends."""
     net = nn.Dense(3, in_units=4, use_bias=False)
-    if amp.Policy(policy).keeps_ends_wide:
+    if amp.Policy(policy).study.keeps_ends_wide:
         policy = amp.Policy(policy).pin(ops=["FullyConnected"], dtype="float8_e4m3")
     net = amp.cast(net, policy)
     net.initialize(mx.init.Normal(1))
