@@ -5,7 +5,6 @@ from typing import Dict, Tuple, Union
 
 from gluon_amp import graph, kernels
 from gluon_amp.base.messages import first_few
-from gluon_amp.casting import statistics
 from gluon_amp.casting.binding import (
     INPUT_DTYPES,
     bind,
@@ -127,11 +126,9 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
 
     # Nothing above changes the net, and nothing below raises. The order matters:
     # - `guard_trainers` records the dtypes from before the cast, so it comes first.
-    # - `watch` changes the class of stock parameters only, so it comes before `bind_parameter`.
     # - All blocks are unbound before one is bound: the end of a block's cast also ends that of the
     #   slices which have the block, and these may be blocks of this net.
     guard_trainers(params)
-    statistics.watch(params)
     for param in changed:
         cast_parameter(param, dtypes[id(param)])
     for param in own:

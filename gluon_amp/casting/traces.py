@@ -217,8 +217,7 @@ class Binding:
 
     def _trace(self, block: HybridBlock, args: tuple, may_freeze: bool) -> None:
         traced = trace(block, self.path, args, self.child_paths, may_freeze)
-        inputs, symbol, *formats, self.called = traced
-        block._in_format, block._out_format = formats
+        inputs, symbol, block._in_format, block._out_format, self.called = traced
         names = {s.name for s in inputs}
         dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
         dtypes = {name: dtype for name, dtype in dtypes.items() if name not in names}
@@ -226,7 +225,7 @@ class Binding:
         cast, self.nodes = cast_pass.plan(symbol, self.policy, dtypes, self.ends, sparse)
         self.graph = inputs, cast
         statistics.look(self.parameters_of(block), symbol)
-        block._cached_graph = inputs, _plain(symbol)  # MXNet saves it
+        block._cached_graph = inputs, traced.plain()  # MXNet saves it
 
     def path_in(self, error: Exception) -> str:
         """Return the path of the block whose operator an error of MXNet names, or the block's."""
@@ -243,8 +242,3 @@ class Binding:
         if run:
             self.select(block, max(run, key=lambda key: key.inference))
         return bool(run)
-
-
-def _plain(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return a traced symbol without block labels, and in float32, the user's own casts too."""
-    return graph.in_float32(graph.without_own_attributes(symbol))

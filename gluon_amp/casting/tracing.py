@@ -2,7 +2,6 @@
 
 import inspect
 import re
-import sys
 import threading
 from types import MappingProxyType
 from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
@@ -14,7 +13,15 @@ from gluon_amp.base.messages import reason_of
 from gluon_amp.base.mxnet_internals import NumpySymbol, RNNLayer, check_same_symbol_type, flatten
 from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
 from gluon_amp.casting.classes import stock_class
-from gluon_amp.casting.every_call import CELL_STATES, GLUONS, Attributes, WouldFreeze, watch
+from gluon_amp.casting.every_call import (
+    CELL_STATES,
+    CUSTOM,
+    FUNCTION,
+    GLUONS,
+    Attributes,
+    WouldFreeze,
+    watch,
+)
 from gluon_amp.casting.parameters import variable_of
 
 import mxnet as mx
@@ -41,6 +48,10 @@ class Trace(NamedTuple):
     in_format: object
     out_format: object
     called: List[Block]
+
+    def plain(self) -> mx.sym.Symbol:
+        """Return the graph without block labels, and in float32, the user's own casts too."""
+        return graph.in_float32(graph.without_own_attributes(self.symbol))
 
 
 class TraceError(ValueError):
@@ -122,15 +133,14 @@ class _Label(mx.AttrScope):
 
     A graph has no other one, unlike Python code. `mode` is None if the user hybridized the block.
 
-    Nodes of `Custom` get no label. MXNet passes each attribute of a `Custom` node to the
-    constructor of the user's class. It calls `get` without the operator, before it has a name, so
-    only the caller's frame has the operator.
-    An attribute that is added to the finished node reaches the constructor as well.
+    Nodes of `Custom` get no label, as MXNet passes each attribute of a `Custom` node to the
+    constructor of the user's class, also one that is added to the finished node. MXNet calls `get`
+    without the operator, so `before_custom` is set when a call of `Custom` is seen to start.
     """
 
     def __init__(self, path, mode):
         super().__init__(**{graph.BLOCK_ATTR: path})
-        self.path, self.mode = path, mode
+        self.path, self.mode, self.before_custom = path, mode, False
 
     def check_mode(self):
         if self.mode not in (None, _mode()):
@@ -138,9 +148,8 @@ class _Label(mx.AttrScope):
 
     def get(self, attr):
         self.check_mode()
-        if sys._getframe(1).f_code.co_name == "Custom":
-            return attr or {}
-        return super().get(attr)
+        is_custom, self.before_custom = self.before_custom, False
+        return attr or {} if is_custom else super().get(attr)
 
 
 def _mode():
@@ -237,6 +246,12 @@ def traced(
     def leave(*_):
         stack.pop().__exit__(None, None, None)
 
+    def notice(what):
+        if what is CUSTOM:
+            stack[-1].before_custom = True
+        elif what is FUNCTION or stack[-1].mode is not None:  # the user did not hybridize the block
+            raise WouldFreeze(what)
+
     def run():
         before = Attributes(live, ignored)
         try:
@@ -262,7 +277,7 @@ def traced(
                 )
                 handles += [before, child.register_forward_hook(leave)]
         enter(path, block)
-        with watch(lambda: stack[-1].mode is None):
+        with watch(notice):
             return run()
     except TraceError:
         raise

@@ -1,0 +1,21 @@
+"""Which code of Gluon is running, where it passes no argument from which that could be known.
+
+This is the only place that looks at the stack. A thread-local of our own would have to be set by
+the caller, which is a stock object that may be created after the cast.
+"""
+
+import sys
+from types import CodeType
+from typing import Any, Mapping, Optional, Tuple
+
+
+def running(functions: Tuple[CodeType, ...], within: int = 0) -> Optional[Mapping[str, Any]]:
+    """Return the local variables of the innermost running call of these functions, or None.
+
+    Only the nearest `within` callers of the calling function count, or all if it is 0.
+    """
+    frame = sys._getframe(2)
+    while frame is not None and frame.f_code not in functions:
+        within -= 1
+        frame = frame.f_back if within else None
+    return None if frame is None else frame.f_locals
