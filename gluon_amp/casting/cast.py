@@ -30,7 +30,7 @@ from gluon_amp.casting.tracing import (
     hybrid_blocks,
     parameters_of_python_code,
     roots,
-    symbol_of,
+    trace_alone,
 )
 from gluon_amp.lowering import check_device
 from gluon_amp.policy import Policy, cast_pass
@@ -204,7 +204,7 @@ def _ends(hybrid: list) -> Dict[str, Tuple[str, ...]]:
 
 def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
     """Return the new dtype of each parameter, by its id; parameters not in it do not change."""
-    dtypes = {}
+    dtypes: Dict[int, str] = {}
     for path, block in hybrid:
         own = [p for p in block._reg_params.values() if dtype_of(p) in INPUT_DTYPES]
         if not own:
@@ -212,12 +212,13 @@ def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
         stored = {}
         if policy.param_dtype != "float32":
             try:
-                symbol, inputs = symbol_of(path, block)
+                traced = trace_alone(block, path)
             except TraceError:
                 pass  # float32 is always correct: a graph casts it, and Python code reads it
             else:
+                inputs = {variable.name for variable in traced.inputs}
                 sparse = {param.name for param in own if has_sparse_gradient(param)}
-                stored = cast_pass.parameter_dtypes(symbol, policy, inputs, sparse)
+                stored = cast_pass.parameter_dtypes(traced.symbol, policy, inputs, sparse)
         for param in own:
             wanted = stored.get(param.name, "float32")
             # a parameter that two blocks share is float16 only if both read it in float16
@@ -243,7 +244,7 @@ def _check_own_casts(net: Block) -> None:
         if binding.untraceable if binding else "float16" not in dtypes.values():
             continue
         try:
-            symbol, _ = symbol_of(path, block)
+            symbol = trace_alone(block, path).symbol
         except TraceError:
             continue
         # Nodes without a label are those of a SymbolBlock, whose graph is changed.
