@@ -12,7 +12,7 @@ import sys
 import threading
 from inspect import getattr_static
 from types import BuiltinMethodType
-from typing import Any, Callable, FrozenSet, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, FrozenSet, Iterable, Iterator, List, Tuple
 
 import numpy as np
 
@@ -128,9 +128,9 @@ def _profiled(notice: Callable[[str], None]) -> Iterator[None]:
     def profile(frame: Any, event: str, function: Any) -> None:
         if event == "call" and id(frame.f_code) in _REASONS:
             notice(_REASONS[id(frame.f_code)])
-        elif event == "call" and HIDDEN and _may_draw(frame):
-            notice(DRAWS)
-        elif event == "c_call" and _draws(function, None):
+        elif (event == "call" and HIDDEN and _may_draw(frame)) or (
+            event == "c_call" and _draws(function, None)
+        ):
             notice(DRAWS)
 
     users = sys.getprofile()

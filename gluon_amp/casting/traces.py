@@ -3,7 +3,6 @@
 import weakref
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
 
-from gluon_amp import graph
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting import statistics
 from gluon_amp.casting.arguments import CONSTANTS, arrays_in, constants_of, is_sparse, value_of
