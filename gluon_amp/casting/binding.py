@@ -253,8 +253,8 @@ class Cast(Mixin):
             if binding.untraceable:
                 raise TraceError(*binding.untraceable)
             raise RuntimeError(f"Run {name_of(self)} on some data once before calling export().")
-        symbol = (self._cached_graph if remove_amp_cast else binding.graph)[1]
-        return export(self, symbol, path, epoch, low=not remove_amp_cast)
+        graphs: Any = self._cached_graph if remove_amp_cast else binding.graph
+        return export(self, graphs[1], path, epoch, low=not remove_amp_cast)
 
     def summary(self, *inputs: mx.nd.NDArray) -> None:
         plain = copy.deepcopy(self)
@@ -296,8 +296,8 @@ class CastContainer(Cast):
         found = super().__getitem__(key)
         is_new = isinstance(found, HybridBlock) and binding_of(found) is None
         if is_new and isinstance(key, slice):
-            bound = {name: binding_of(child) for name, child in found._children.items()}
-            bound = {name: binding for name, binding in bound.items() if binding}
+            children = ((name, binding_of(child)) for name, child in found._children.items())
+            bound = {name: binding for name, binding in children if binding}
             ends = tuple(e for e in cast_pass.ENDS if any(e in b.ends for b in bound.values()))
             paths = {name: binding.path for name, binding in bound.items()}
             bind(found, self._amp.path, self._amp.policy, ends, paths)
@@ -319,16 +319,13 @@ def running_blocks(net: Block, path: str = "") -> Iterator[Tuple[str, HybridBloc
     """
     for at, block in roots(net, path):
         yield at, block
-        if _runs_python(block):
+        binding = binding_of(block)
+        if binding and binding.untraceable:
             for name, child in block._children.items():
                 for inside, inner in running_blocks(child, f"{at}.{name}" if at else name):
-                    if _runs_python(inner) or (binding_of(inner) and binding_of(inner).graph):
+                    ran = binding_of(inner)
+                    if ran and (ran.untraceable or ran.graph):
                         yield inside, inner
-
-
-def _runs_python(block: Block) -> bool:
-    binding = binding_of(block)
-    return binding is not None and binding.untraceable is not None
 
 
 def bind(
@@ -351,7 +348,7 @@ def unbind(block: HybridBlock) -> None:
     if isinstance(block, Cast):
         block._clear_cached_op()
         restore_class(block)
-        binding = vars(block).pop("_amp")
+        binding = block.__dict__.pop("_amp")
         block._active = binding.hybridized
         remove_user(block)
         for part in list(binding.slices):

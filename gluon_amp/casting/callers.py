@@ -5,7 +5,7 @@ the caller, which is a stock object that may be created after the cast.
 """
 
 import sys
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Mapping, Optional, Tuple
 
 
@@ -14,7 +14,7 @@ def running(functions: Tuple[CodeType, ...], within: int = 0) -> Optional[Mappin
 
     Only the nearest `within` callers of the calling function count, or all if it is 0.
     """
-    frame = sys._getframe(2)
+    frame: Optional[FrameType] = sys._getframe(2)
     while frame is not None and frame.f_code not in functions:
         within -= 1
         frame = frame.f_back if within else None

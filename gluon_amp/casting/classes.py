@@ -21,7 +21,7 @@ class Mixin(STOCK):
 
     def _to_copy(self) -> Tuple[dict, Any]:
         """Return the attributes of a stock copy, and what `_copied` makes it a cast one with."""
-        return vars(self), None
+        return self.__dict__, None
 
     def _copied(self, state: Any) -> None:
         """Complete a copy, which has these attributes and this class."""
@@ -38,7 +38,7 @@ class Mixin(STOCK):
         if hasattr(stock_class(self), "__setstate__"):
             super().__setstate__(attributes)
         else:
-            vars(self).update(attributes or {})
+            self.__dict__.update(attributes or {})
         self._copied(state)
 
 

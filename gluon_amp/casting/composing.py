@@ -9,7 +9,7 @@ parent has such a graph, its class is a subclass in which `_cached_graph` is tha
 """
 
 import copy
-from typing import Any, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from gluon_amp import graph
 from gluon_amp.base.mxnet_internals import NumpySymbol, check_same_symbol_type, flatten, regroup
@@ -75,7 +75,7 @@ def export(
 def _lowered(block: HybridBlock, inputs: list, symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     """Return the graph that the block's device can run, for float32 inputs."""
     params = block.collect_params().values()
-    dtypes = {s.name: "float32" for s in inputs}
+    dtypes: Dict[str, object] = {s.name: "float32" for s in inputs}
     dtypes.update((p.name, dtype_of(p)) for p in params)
     devices = {ctx.device_type for p in params for ctx in contexts_of(p)}
     device = "gpu" if "gpu" in devices else "cpu"

@@ -95,7 +95,8 @@ def watch(notice: Callable[[str], None]) -> contextlib.AbstractContextManager:
 @contextlib.contextmanager
 def _monitored(notice: Callable[[str], None]) -> Iterator[None]:
     """Watch by `sys.monitoring`, beside the user's own tools; it sees all threads."""
-    monitoring, thread = sys.monitoring, threading.get_ident()
+    monitoring = sys.monitoring  # type: ignore[attr-defined]  # since Python 3.12
+    thread = threading.get_ident()
     tool = next((one for one in range(6) if monitoring.get_tool(one) is None), None)
     if tool is None:
         yield
@@ -126,14 +127,14 @@ def _profiled(notice: Callable[[str], None]) -> Iterator[None]:
     """Watch by `sys.setprofile`: a profiler of the user pauses, and one that cannot pause stays."""
 
     def profile(frame: Any, event: str, function: Any) -> None:
-        if event == "call" and id(frame.f_code) in _REASONS:
+        if event == "c_call" and _draws(function, None):
+            notice(DRAWS)
+        elif event == "call" and id(frame.f_code) in _REASONS:
             notice(_REASONS[id(frame.f_code)])
-        elif (event == "call" and HIDDEN and _may_draw(frame)) or (
-            event == "c_call" and _draws(function, None)
-        ):
+        elif event == "call" and HIDDEN and _may_draw(frame):
             notice(DRAWS)
 
-    users = sys.getprofile()
+    users: Any = sys.getprofile()
     in_c = users is not None and not callable(users)  # as cProfile's
     if in_c and not hasattr(users, "disable"):
         yield

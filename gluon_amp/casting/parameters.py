@@ -126,8 +126,9 @@ class CastParameter(Watched):
         """As `Parameter.reset_ctx`; the masters move too."""
         master = master_of(self)
         super().reset_ctx(ctx)
-        for weight in () if master is None else self._data:
-            hold(self, weight, master.as_nd_ndarray().copyto(weight.context))
+        if master is not None:
+            for weight in self._data:
+                hold(self, weight, master.as_nd_ndarray().copyto(weight.context))
 
     def _to_copy(self) -> Tuple[dict, Any]:
         for array in self._data or ():
@@ -171,7 +172,7 @@ def unbind_parameter(param: Parameter) -> None:
     """Restore the class of a parameter; its values do not change."""
     if isinstance(param, CastParameter):
         restore_class(param)
-        del vars(param)["_amp_gradient_dtype"]
+        del param.__dict__["_amp_gradient_dtype"]
 
 
 def dtype_of(param: Parameter) -> str:
