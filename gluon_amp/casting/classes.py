@@ -63,9 +63,7 @@ class _MixinFirst(type):
 
     def mro(cls):
         base, mixin = cls.__bases__
-        if isinstance(
-            mixin, _MixinFirst
-        ):  # a subclass of a cast class, as `init_trainer` makes one
+        if isinstance(mixin, _MixinFirst):  # `init_trainer` makes a subclass of a cast class
             return super().mro()
         return [cls, *(c for c in mixin.__mro__ if c not in base.__mro__), *base.__mro__]
 
