@@ -5,17 +5,22 @@ the caller, which is a stock object that may be created after the cast.
 """
 
 import sys
-from types import CodeType, FrameType
-from typing import Any, Mapping, Optional, Tuple
+from types import FrameType
+from typing import Any, Callable, FrozenSet, Mapping, Optional
 
 
-def running(functions: Tuple[CodeType, ...], within: int = 0) -> Optional[Mapping[str, Any]]:
+def codes(*functions: Callable) -> FrozenSet[int]:
+    """Return what `running` knows functions by."""
+    return frozenset(id(function.__code__) for function in functions)
+
+
+def running(functions: FrozenSet[int], within: int = 0) -> Optional[Mapping[str, Any]]:
     """Return the local variables of the innermost running call of these functions, or None.
 
     Only the nearest `within` callers of the calling function count, or all if it is 0.
     """
     frame: Optional[FrameType] = sys._getframe(2)
-    while frame is not None and frame.f_code not in functions:
+    while frame is not None and id(frame.f_code) not in functions:
         within -= 1
         frame = frame.f_back if within else None
     return None if frame is None else frame.f_locals

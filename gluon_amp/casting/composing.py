@@ -23,7 +23,7 @@ from gluon_amp.lowering import lower
 import mxnet as mx
 from mxnet.gluon import HybridBlock
 
-TRACES = (HybridBlock._get_graph.__code__,)  # where a block is traced in order to run
+TRACES = callers.codes(HybridBlock._get_graph)  # where a block is traced in order to run
 
 
 def compose(block: HybridBlock, *args: Any) -> Any:
@@ -50,26 +50,28 @@ def compose(block: HybridBlock, *args: Any) -> Any:
 def export(
     block: HybridBlock, symbol: mx.sym.Symbol, path: str, epoch: int, low: bool
 ) -> Tuple[str, str]:
-    """Export a graph of a block: with float32 parameters, or if `low` is true as they are stored.
-
-    Raise `TypeError` before anything is written if stock MXNet cannot run it.
-    """
-    dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
-    kept = vars(block)["_cached_graph"]
-    if "_amp" in vars(block):
-        dtypes.update(zip((variable.name for variable in kept[0]), vars(block)["_amp"].key.dtypes))
-    if not low:
-        dtypes = {name: graph.WIDE.get(dtype, dtype) for name, dtype in dtypes.items()}
-    symbol = graph.without_own_attributes(symbol)
-    conflict = graph.type_conflict(symbol, dtypes)
-    if conflict:
-        raise TypeError(f"export() wrote nothing, as stock MXNet cannot run the graph: {conflict}.")
+    """Export a graph of a block, with float32 parameters or, if `low`, in their own dtypes."""
+    kept, symbol = vars(block)["_cached_graph"], graph.without_own_attributes(symbol)
+    _check_types(block, symbol, low)
     with as_stock([block, *(block.collect_params().values() if low else ())]):
         block._cached_graph = kept[0], symbol
         try:
             return block.export(path, epoch, not low)
         finally:
             block._cached_graph = kept
+
+
+def _check_types(block: HybridBlock, symbol: mx.sym.Symbol, low: bool = False) -> None:
+    """Raise `TypeError` if stock MXNet cannot run a graph that is about to be written."""
+    dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
+    if "_amp" in vars(block):
+        inputs = (variable.name for variable in block._cached_graph[0])
+        dtypes.update(zip(inputs, vars(block)["_amp"].key.dtypes))
+    if not low:
+        dtypes = {name: graph.WIDE.get(dtype, dtype) for name, dtype in dtypes.items()}
+    conflict = graph.type_conflict(symbol, dtypes)
+    if conflict:
+        raise TypeError(f"export() wrote nothing, as stock MXNet cannot run the graph: {conflict}.")
 
 
 def _lowered(block: HybridBlock, inputs: list, symbol: mx.sym.Symbol) -> mx.sym.Symbol:
@@ -115,7 +117,9 @@ class StockParent(Mixin):
         if not running or not self._cached_op:
             return running
         traced = trace(self, "", self._amp_arguments)
-        return traced.inputs, traced.plain()
+        symbol = traced.plain()
+        _check_types(self, symbol)
+        return traced.inputs, symbol
 
     @_cached_graph.setter
     def _cached_graph(self, running):

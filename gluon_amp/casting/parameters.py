@@ -28,9 +28,9 @@ from mxnet import autograd
 from mxnet.gluon import HybridBlock, Parameter, ParameterDict
 
 # Where a new block compares the dtypes of the parameters that it shares with its own
-SHARES = (ParameterDict.get.__code__,)
+SHARES = callers.codes(ParameterDict.get)
 # Where a block reads its parameters in order to run
-READS = (HybridBlock.forward.__code__, HybridBlock._call_cached_op.__code__)
+READS = callers.codes(HybridBlock.forward, HybridBlock._call_cached_op)
 
 
 class CastParameter(Watched):

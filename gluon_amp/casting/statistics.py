@@ -63,7 +63,7 @@ class Watched(Mixin):
     def data(self, ctx: Optional[Context] = None) -> NDArray:
         """As `gluon.Parameter.data`."""
         data = super().data(ctx)
-        if self.grad_req == "null" and autograd.is_recording() and autograd.is_training():
+        if self._grad is None and autograd.is_recording() and autograd.is_training():
             keep([self])
         return data
 

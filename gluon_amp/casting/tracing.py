@@ -310,10 +310,11 @@ def _arguments(block: HybridBlock) -> tuple:
     variable = mx.sym.var("data")
     variable = variable.as_np_ndarray() if mx.util.is_np_array() else variable
     if isinstance(block, (RecurrentCell, RNNLayer)):
-        if isinstance(block, RNNLayer):
-            block.skip_states = False  # as `RNNLayer.__call__` sets it
-        lengths = [variable] * getattr(block, "_use_sequence_length", False)
-        return (variable, [variable] * len(block.state_info()), *lengths)
+        states = [variable] * len(block.state_info())
+        if isinstance(block, RecurrentCell):
+            return variable, states
+        block.skip_states = False  # as `RNNLayer.__call__` sets it
+        return (variable, states, *[variable] * block._use_sequence_length)
     signature = inspect.signature(block.hybrid_forward).parameters.values()
     needed = [p for p in signature if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
     count = sum(p.name not in block._reg_params for p in needed) - 1  # without `F`
