@@ -5,16 +5,18 @@ the caller, which is a stock object that may be created after the cast.
 """
 
 import sys
-from types import FrameType
-from typing import Any, Callable, FrozenSet, Mapping, Optional
+from types import CodeType, FrameType
+from typing import Any, Callable, Dict, Mapping, Optional
+
+Codes = Dict[int, CodeType]  # by their `id`, as it costs much to compare them
 
 
-def codes(*functions: Callable) -> FrozenSet[int]:
+def codes(*functions: Callable) -> Codes:
     """Return what `running` knows functions by."""
-    return frozenset(id(function.__code__) for function in functions)
+    return {id(function.__code__): function.__code__ for function in functions}
 
 
-def running(functions: FrozenSet[int], within: int = 0) -> Optional[Mapping[str, Any]]:
+def running(functions: Codes, within: int = 0) -> Optional[Mapping[str, Any]]:
     """Return the local variables of the innermost running call of these functions, or None.
 
     Only the nearest `within` callers of the calling function count, or all if it is 0.

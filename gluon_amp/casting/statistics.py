@@ -58,7 +58,7 @@ def look(parameters: Iterable[gluon.Parameter], symbol: mx.sym.Symbol) -> None:
 
 
 class Watched(Mixin):
-    """Mixed into the class of a parameter that operators may write: it has no gradient."""
+    """Mixed into the class of a parameter, which operators may write if it has no gradient."""
 
     def data(self, ctx: Optional[Context] = None) -> NDArray:
         """As `gluon.Parameter.data`."""
