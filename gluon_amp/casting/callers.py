@@ -1,7 +1,7 @@
 """Which code of Gluon is running, where it passes no argument from which that could be known.
 
 This is the only place that looks at the stack. A thread-local of our own would have to be set by
-the caller, which is a stock object that may be created after the cast.
+the caller: a function of MXNet, or a method of a stock block that may be created after the cast.
 """
 
 import sys

@@ -24,11 +24,9 @@ from mxnet import autograd
 from mxnet.gluon import Block, HybridBlock, Parameter
 
 FUNCTION = "it calls an autograd.Function"
-CUSTOM = "it calls a Custom operator"  # which a trace may contain
 
 # What code does that calls one of these functions of MXNet
 CALLS = {
-    mx.sym.Custom: CUSTOM,
     autograd.Function.__call__: FUNCTION,  # which would hand symbols to MXNet as arrays: it crashes
     imperative_invoke: "it computes with arrays that are not its arguments, or draws some",
     mx.nd.CachedOp.__call__: "it calls a net on arrays that are not its arguments",

@@ -11,11 +11,11 @@ import numpy as np
 from gluon_amp import graph
 from gluon_amp.base.messages import reason_of
 from gluon_amp.base.mxnet_internals import NumpySymbol, RNNLayer, check_same_symbol_type, flatten
+from gluon_amp.casting import callers
 from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
 from gluon_amp.casting.classes import stock_class
 from gluon_amp.casting.every_call import (
     CELL_STATES,
-    CUSTOM,
     FUNCTION,
     GLUONS,
     Attributes,
@@ -33,6 +33,8 @@ NUMPY = (mx.np.ndarray, NumpySymbol)
 
 # The `forward` methods that run the block's graph
 GRAPH_FORWARDS = (HybridBlock.forward, mx.gluon.SymbolBlock.forward, RecurrentCell.forward)
+
+CUSTOM = callers.codes(mx.sym.Custom)
 
 _state = threading.local()
 
@@ -135,12 +137,12 @@ class _Label(mx.AttrScope):
 
     Nodes of `Custom` get no label, as MXNet passes each attribute of a `Custom` node to the
     constructor of the user's class, also one that is added to the finished node. MXNet calls `get`
-    without the operator, so `before_custom` is set when a call of `Custom` is seen to start.
+    without the operator.
     """
 
     def __init__(self, path, mode):
         super().__init__(**{graph.BLOCK_ATTR: path})
-        self.path, self.mode, self.before_custom = path, mode, False
+        self.path, self.mode = path, mode
 
     def check_mode(self):
         if self.mode not in (None, _mode()):
@@ -148,8 +150,7 @@ class _Label(mx.AttrScope):
 
     def get(self, attr):
         self.check_mode()
-        is_custom, self.before_custom = self.before_custom, False
-        return attr or {} if is_custom else super().get(attr)
+        return attr or {} if callers.running(CUSTOM, within=1) else super().get(attr)
 
 
 def _mode():
@@ -246,9 +247,7 @@ def _labelled(
         stack.pop().__exit__(None, None, None)
 
     def notice(what):
-        if what is CUSTOM:
-            stack[-1].before_custom = True
-        elif what is FUNCTION or stack[-1].mode is not None:  # the user did not hybridize the block
+        if what is FUNCTION or stack[-1].mode is not None:  # the user did not hybridize the block
             raise WouldFreeze(what)
 
     def run():
