@@ -18,7 +18,7 @@ from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.messages import reason_of
 from gluon_amp.casting.arguments import arrays_in, for_gluon, is_sparse, map_arrays
 from gluon_amp.casting.classes import Mixin, change_class, restore_class
-from gluon_amp.casting.composing import compose, export
+from gluon_amp.casting.composing import check_types, compose, export_cast
 from gluon_amp.casting.parameters import cast_parameter, dtype_of, frozen_names, unbind_parameter
 from gluon_amp.casting.sharing import not_shared, remove_user
 from gluon_amp.casting.traces import Binding
@@ -253,8 +253,11 @@ class Cast(Mixin):
             if binding.untraceable:
                 raise TraceError(*binding.untraceable)
             raise RuntimeError(f"Run {name_of(self)} on some data once before calling export().")
-        graphs: Any = self._cached_graph if remove_amp_cast else binding.graph
-        return export(self, graphs[1], path, epoch, low=not remove_amp_cast)
+        cast: Any = binding.graph
+        if not remove_amp_cast:
+            return export_cast(self, cast[1], path, epoch)
+        check_types(self, self._cached_graph[1])
+        return super().export(path, epoch, True)
 
     def summary(self, *inputs: mx.nd.NDArray) -> None:
         plain = copy.deepcopy(self)

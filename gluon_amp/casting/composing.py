@@ -47,22 +47,25 @@ def compose(block: HybridBlock, *args: Any) -> Any:
     return regroup(outputs, block._out_format)
 
 
-def export(
-    block: HybridBlock, symbol: mx.sym.Symbol, path: str, epoch: int, low: bool
+def export_cast(
+    block: HybridBlock, symbol: mx.sym.Symbol, path: str, epoch: int
 ) -> Tuple[str, str]:
-    """Export a graph of a block, with float32 parameters or, if `low`, in their own dtypes."""
+    """Export a cast graph of a block, with the parameters in their own dtypes."""
     kept, symbol = vars(block)["_cached_graph"], graph.without_own_attributes(symbol)
-    _check_types(block, symbol, low)
-    with as_stock([block, *(block.collect_params().values() if low else ())]):
+    check_types(block, symbol, low=True)
+    with as_stock([block, *block.collect_params().values()]):
         block._cached_graph = kept[0], symbol
         try:
-            return block.export(path, epoch, not low)
+            return block.export(path, epoch, False)
         finally:
             block._cached_graph = kept
 
 
-def _check_types(block: HybridBlock, symbol: mx.sym.Symbol, low: bool = False) -> None:
-    """Raise `TypeError` if stock MXNet cannot run a graph that is about to be written."""
+def check_types(block: HybridBlock, symbol: mx.sym.Symbol, low: bool = False) -> None:
+    """Raise `TypeError` if stock MXNet cannot run a graph that is about to be written.
+
+    The file has float32 parameters, or if `low` is true those of the block.
+    """
     dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
     if "_amp" in vars(block):
         inputs = (variable.name for variable in block._cached_graph[0])
@@ -118,7 +121,7 @@ class StockParent(Mixin):
             return running
         traced = trace(self, "", self._amp_arguments)
         symbol = traced.plain()
-        _check_types(self, symbol)
+        check_types(self, symbol)
         return traced.inputs, symbol
 
     @_cached_graph.setter
@@ -131,10 +134,7 @@ class StockParent(Mixin):
         self._clear_cached_op()
 
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = True) -> Tuple[str, str]:
-        if not self._cached_op:
+        if remove_amp_cast or not self._cached_op:
             return super().export(path, epoch, remove_amp_cast)
-        if remove_amp_cast:
-            return export(self, self._cached_graph[1], path, epoch, low=False)
         out, _ = flatten(self.forward(*self._amp_arguments), "output")
-        symbol = mx.sym.Group(out, check_same_symbol_type(out))
-        return export(self, symbol, path, epoch, low=True)
+        return export_cast(self, mx.sym.Group(out, check_same_symbol_type(out)), path, epoch)
