@@ -4,7 +4,7 @@ import functools
 import math
 import numbers
 from fractions import Fraction
-from typing import List, NamedTuple, Union
+from typing import Any, List, NamedTuple, Union
 
 import numpy as np
 
@@ -14,7 +14,7 @@ import mxnet as mx
 
 
 @functools.lru_cache(maxsize=None)  # a step asks for the dtypes of all parameters
-def dtype_name(dtype: object) -> str:
+def dtype_name(dtype: Any) -> str:
     """Return the name of a dtype of numpy, or of MXNet's structured dtype for bfloat16."""
     dtype = np.dtype(dtype)
     return "bfloat16" if dtype.names == ("bfloat16",) else dtype.name
@@ -82,7 +82,8 @@ class Bits(NamedTuple):
     def __str__(self) -> str:
         return f"{self.sign} {self.exponent} {self.significand} = {self.meaning} = {self.value!r}"
 
-    __repr__ = __str__
+    def __repr__(self) -> str:
+        return str(self)
 
 
 def bits(x: Union[int, float, Fraction], dtype: str = "float16") -> Bits:
@@ -127,7 +128,7 @@ def bits(x: Union[int, float, Fraction], dtype: str = "float16") -> Bits:
     return Bits(format_.name, *fields, float(f"{plus}{value}"), meaning)
 
 
-def _format(dtype) -> FloatFormat:
+def _format(dtype: Any) -> FloatFormat:
     try:
         name = dtype_name(dtype)
     except TypeError:
@@ -137,7 +138,7 @@ def _format(dtype) -> FloatFormat:
     return FORMATS[name]
 
 
-def _number(x) -> Union[int, float, Fraction]:
+def _number(x: Any) -> Union[int, float, Fraction]:
     if isinstance(x, numbers.Integral):
         return int(x)
     if isinstance(x, Fraction):

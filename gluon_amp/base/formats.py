@@ -17,7 +17,7 @@ float8_e5m2        elsewhere called E4M3FN, and E5M2
 
 import math
 from fractions import Fraction
-from typing import Dict, NamedTuple, Tuple, Union
+from typing import Any, Dict, NamedTuple, Tuple, Union
 
 import numpy as np
 
@@ -54,7 +54,7 @@ class FloatFormat(NamedTuple):
     @property
     def largest_code(self) -> int:
         """Code of the largest finite number."""
-        return 2 ** (self.bits - 1) - 1 - self.nans - self.infinities
+        return (1 << (self.bits - 1)) - 1 - self.nans - self.infinities
 
     @property
     def largest(self) -> float:
@@ -84,15 +84,15 @@ class FloatFormat(NamedTuple):
     @property
     def nan_code(self) -> int:
         """Code of the quiet NaN without a payload."""
-        quiet = 2 ** (self.significand_bits - 1)
-        return self.largest_code + 1 + quiet if self.infinities else 2 ** (self.bits - 1) - 1
+        quiet = 1 << (self.significand_bits - 1)
+        return self.largest_code + 1 + quiet if self.infinities else (1 << (self.bits - 1)) - 1
 
     def value(self, code: int) -> float:
         """Return the magnitude that a code stands for; infinity and NaN are among them."""
         if code > self.largest_code:
             is_infinite = self.infinities and code == self.largest_code + 1
             return math.inf if is_infinite else math.nan
-        exponent, significand = divmod(code, 2**self.significand_bits)
+        exponent, significand = divmod(code, 1 << self.significand_bits)
         # A stored exponent of 0 means that of the smallest normal number, without the leading 1.
         mantissa = (exponent > 0) + significand * self.epsilon
         return mantissa * 2.0 ** (max(exponent, 1) - self.bias)
@@ -108,11 +108,11 @@ class FloatFormat(NamedTuple):
             return self.nan_code
         code = self.largest_code + 1
         if magnitude != math.inf:
-            exponent = self.smallest_exponent
-            if magnitude:
-                exponent = max(exponent, _floor_log2(magnitude))
+            exact, exponent = Fraction(magnitude), self.smallest_exponent
+            if exact:
+                exponent = max(exponent, _floor_log2(exact))
             unit = Fraction(2) ** (exponent - self.significand_bits)
-            units = round(magnitude / unit)  # of Fractions: exact, ties to even
+            units = round(exact / unit)  # of Fractions: exact, ties to even
             # One integer, so that a carry of the rounding reaches the exponent
             code = (exponent - self.smallest_exponent) * 2**self.significand_bits + units
         if code > self.largest_code:
@@ -154,14 +154,16 @@ def rounded(x: Union[int, float, Fraction], format_: FloatFormat, saturates: boo
     return -value if negative else value
 
 
-def rounded_array(values: np.ndarray, format_: FloatFormat, saturates: bool = False) -> np.ndarray:
+def rounded_array(
+    values: "np.ndarray[Any, Any]", format_: FloatFormat, saturates: bool = False
+) -> "np.ndarray[Any, Any]":
     """Return float32 values rounded to a format: the same as `rounded` returns for each."""
     wide = values.astype(np.float64)  # exact here, whatever the exponent is
     exponent = np.maximum(np.frexp(wide)[1] - 1, format_.smallest_exponent)
     unit = exponent - format_.significand_bits
     result = np.ldexp(np.rint(np.ldexp(wide, -unit)), unit)
-    overflow = math.inf if format_.infinities else math.nan
-    overflow = np.copysign(format_.largest if saturates else overflow, wide)
+    beyond = math.inf if format_.infinities else math.nan
+    overflow = np.copysign(format_.largest if saturates else beyond, wide)
     result = np.where(np.abs(result) > format_.largest, overflow, result)
     if not format_.subnormals:
         result = np.where(np.abs(result) < format_.smallest_normal, np.copysign(0, wide), result)

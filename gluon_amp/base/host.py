@@ -9,6 +9,7 @@ src/operator/nn/mkldnn/mkldnn_convolution.cc of MXNet 1.9.1.
 """
 
 import ctypes
+from typing import Any
 
 import numpy as np
 
@@ -34,13 +35,14 @@ def wait_until_unused(array: nd.NDArray) -> None:
     check_call(LIB.MXNDArrayWaitToWrite(array.handle))
 
 
-def host_copy(array: nd.NDArray) -> np.ndarray:
+def host_copy(array: nd.NDArray) -> "np.ndarray[Any, Any]":
     """Return a copy of an NDArray as a numpy array, once the NDArray is unused."""
     wait_until_unused(array)
-    return array.asnumpy()
+    values: np.ndarray[Any, Any] = array.asnumpy()
+    return values
 
 
-def host_view(array: nd.NDArray) -> np.ndarray:
+def host_view(array: nd.NDArray) -> "np.ndarray[Any, Any]":
     """Return a flat numpy view of a dense NDArray in host memory, once the NDArray is unused.
 
     The view keeps the NDArray alive. Write only to an array that no operator has used.

@@ -1,10 +1,10 @@
 """Locks of files, which the system releases when their process ends in any way."""
 
 import fcntl
-from typing import IO, Optional, Union
+from typing import IO, Any, Optional, Union
 
 
-def lock(file: Union[int, IO], wait: bool = False) -> Optional[bool]:
+def lock(file: Union[int, IO[Any]], wait: bool = False) -> Optional[bool]:
     """Lock an open file or folder, by its file object or its descriptor.
 
     Children of this process inherit the lock with the descriptor. The result is False if another

@@ -26,7 +26,8 @@ def canonical(name: str) -> str:
         return name
     result = ctypes.c_char_p()
     check_call(LIB.MXSymbolGetAtomicSymbolName(operator, ctypes.byref(result)))
-    return py_str(result.value)
+    found: str = py_str(result.value)
+    return found
 
 
 def names() -> List[str]:

@@ -46,7 +46,7 @@ def version(array: nd.NDArray) -> Optional[int]:
     return word(variable + _VERSION)
 
 
-def _variable(array) -> int:
+def _variable(array: nd.NDArray) -> int:
     """Return the address of the engine's variable of an array."""
     return word(word(array.handle.value) + _VAR_OF_CHUNK)
 
@@ -61,7 +61,7 @@ def _readable() -> bool:
         return False
 
 
-def _as_expected(array, word: Reader) -> bool:
+def _as_expected(array: nd.NDArray, word: Reader) -> bool:
     array.wait_to_read()
     variable = word(word(array.handle.value) + _VAR_OF_CHUNK)
     before, seen = word(variable + _VERSION), []
@@ -81,7 +81,7 @@ _FUNCTION = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
 
 
 @contextlib.contextmanager
-def _held_write(array) -> Iterator[None]:
+def _held_write(array: nd.NDArray) -> Iterator[None]:
     """Write to an array, without a change, for as long as this context."""
     end = threading.Event()
     # NaiveEngine runs the function in the thread that would end it.

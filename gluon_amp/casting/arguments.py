@@ -5,14 +5,14 @@ trace, and each combination of them has a trace of its own.
 """
 
 import enum
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable, Iterator, Optional, Tuple
 
 import numpy as np
 
 import mxnet as mx
 
 # Arguments of these classes are constants: equal text means equal effect.
-CONSTANTS = (bool, bytes, enum.Enum, float, int, slice, str, type, type(None))
+CONSTANTS: Tuple[type, ...] = (bool, bytes, enum.Enum, float, int, slice, str, type, type(None))
 CONSTANTS += (mx.Context, np.dtype, np.generic)
 
 

@@ -16,17 +16,10 @@ import numpy as np
 from gluon_amp import graph
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.messages import reason_of
-from gluon_amp.casting import statistics
 from gluon_amp.casting.arguments import arrays_in, for_gluon, is_sparse, map_arrays
-from gluon_amp.casting.classes import Mixin, cast_class, stock_class
-from gluon_amp.casting.composing import check_types, compose
-from gluon_amp.casting.parameters import (
-    cast_parameter,
-    dtype_of,
-    frozen_names,
-    saved_as_stored,
-    unbind_parameter,
-)
+from gluon_amp.casting.classes import Mixin, change_class, restore_class
+from gluon_amp.casting.composing import check_types, compose, export_cast
+from gluon_amp.casting.parameters import cast_parameter, dtype_of, frozen_names, unbind_parameter
 from gluon_amp.casting.sharing import not_shared, remove_user
 from gluon_amp.casting.traces import Binding
 from gluon_amp.casting.tracing import (
@@ -260,18 +253,11 @@ class Cast(Mixin):
             if binding.untraceable:
                 raise TraceError(*binding.untraceable)
             raise RuntimeError(f"Run {name_of(self)} on some data once before calling export().")
-        plain = self._cached_graph
-        if remove_amp_cast:
-            check_types(self, plain[1])
-            return super().export(path, epoch, True)
-        try:
-            inputs, symbol = binding.graph
-            self._cached_graph = inputs, graph.without_own_attributes(symbol)
-            check_types(self, self._cached_graph[1], low=True)
-            with saved_as_stored(self.collect_params().values()):
-                return super().export(path, epoch, False)
-        finally:
-            self._cached_graph = plain
+        cast: Any = binding.graph
+        if not remove_amp_cast:
+            return export_cast(self, cast[1], path, epoch)
+        check_types(self, self._cached_graph[1])
+        return super().export(path, epoch, True)
 
     def summary(self, *inputs: mx.nd.NDArray) -> None:
         plain = copy.deepcopy(self)
@@ -284,25 +270,15 @@ class Cast(Mixin):
         for param in self.collect_params().values():
             param.reset_ctx(ctx)
 
-    def __reduce_ex__(self, protocol: int) -> tuple:
+    def _to_copy(self) -> Tuple[dict, Any]:
         # cached ops are handles into the C++ library, so a copy is traced again
-        stock = object.__new__(stock_class(self))
-        untraced = {**self._amp.untraced(), "_active": self._amp.hybridized}
-        vars(stock).update({**vars(self), **untraced})
-        del vars(stock)["_amp"]
-        make, args, *rest = stock.__reduce_ex__(protocol)
-        state = rest[0] if rest else None
         binding = self._amp
-        copied = state, binding.path, binding.policy, binding.ends, binding.child_paths
-        return _new_block, (make, args), copied
+        attributes = {**vars(self), **binding.untraced(), "_active": binding.hybridized}
+        del attributes["_amp"]
+        return attributes, (binding.path, binding.policy, binding.ends, binding.child_paths)
 
-    def __setstate__(self, copied: tuple) -> None:
-        state, *binding = copied
-        if hasattr(stock_class(self), "__setstate__"):
-            super().__setstate__(state)
-        else:
-            vars(self).update(state or {})
-        self._amp = Binding(self, *binding)
+    def _copied(self, state: tuple) -> None:
+        self._amp = Binding(self, *state)
 
 
 def _in_own_memory(array: mx.nd.NDArray) -> mx.nd.NDArray:
@@ -323,8 +299,8 @@ class CastContainer(Cast):
         found = super().__getitem__(key)
         is_new = isinstance(found, HybridBlock) and binding_of(found) is None
         if is_new and isinstance(key, slice):
-            bound = {name: binding_of(child) for name, child in found._children.items()}
-            bound = {name: binding for name, binding in bound.items() if binding}
+            children = ((name, binding_of(child)) for name, child in found._children.items())
+            bound = {name: binding for name, binding in children if binding}
             ends = tuple(e for e in cast_pass.ENDS if any(e in b.ends for b in bound.values()))
             paths = {name: binding.path for name, binding in bound.items()}
             bind(found, self._amp.path, self._amp.policy, ends, paths)
@@ -346,27 +322,13 @@ def running_blocks(net: Block, path: str = "") -> Iterator[Tuple[str, HybridBloc
     """
     for at, block in roots(net, path):
         yield at, block
-        if _runs_python(block):
+        binding = binding_of(block)
+        if binding and binding.untraceable:
             for name, child in block._children.items():
                 for inside, inner in running_blocks(child, f"{at}.{name}" if at else name):
-                    if _runs_python(inner) or (binding_of(inner) and binding_of(inner).graph):
+                    ran = binding_of(inner)
+                    if ran and (ran.untraceable or ran.graph):
                         yield inside, inner
-
-
-def _runs_python(block: Block) -> bool:
-    binding = binding_of(block)
-    return binding is not None and binding.untraceable is not None
-
-
-def _new_block(make, args) -> Cast:
-    """Create a block as `pickle` and `copy` do, with the cast class."""
-    block = make(*args)
-    block.__class__ = _cast_class_of(type(block))
-    return block
-
-
-def _cast_class_of(stock: type) -> type:
-    return cast_class(CastContainer if hasattr(stock, "__getitem__") else Cast, stock)
 
 
 def bind(
@@ -378,7 +340,7 @@ def bind(
 ) -> None:
     """Change the class of a block to its cast class, and set its binding."""
     block._clear_cached_op()
-    block.__class__ = _cast_class_of(type(block))
+    change_class(block, CastContainer if hasattr(block, "__getitem__") else Cast)
     binding = vars(block)["_amp"] = Binding(block, path, policy, ends, child_paths)
     delayed_scaling.register(binding.scales, block.collect_params().values())
 
@@ -387,8 +349,8 @@ def unbind(block: HybridBlock) -> None:
     """Restore the class of a block; its parameters do not change."""
     if isinstance(block, Cast):
         block._clear_cached_op()
-        block.__class__ = stock_class(block)
-        binding = vars(block).pop("_amp")
+        restore_class(block)
+        binding = block.__dict__.pop("_amp")
         block._active = binding.hybridized
         remove_user(block)
         for part in list(binding.slices):
@@ -410,7 +372,6 @@ def release(net: Block) -> None:
         if dtype_of(param) == "float16":
             cast_parameter(param, "float32")
         unbind_parameter(param)
-    statistics.unwatch(params)
     net.apply(clear)
 
 

@@ -5,7 +5,6 @@ from typing import Dict, Tuple, Union
 
 from gluon_amp import graph, kernels
 from gluon_amp.base.messages import first_few
-from gluon_amp.casting import statistics
 from gluon_amp.casting.binding import (
     INPUT_DTYPES,
     bind,
@@ -31,7 +30,7 @@ from gluon_amp.casting.tracing import (
     hybrid_blocks,
     parameters_of_python_code,
     roots,
-    symbol_of,
+    trace_alone,
 )
 from gluon_amp.lowering import check_device
 from gluon_amp.policy import Policy, cast_pass
@@ -127,11 +126,9 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
 
     # Nothing above changes the net, and nothing below raises. The order matters:
     # - `guard_trainers` records the dtypes from before the cast, so it comes first.
-    # - `watch` changes the class of stock parameters only, so it comes before `bind_parameter`.
     # - All blocks are unbound before one is bound: the end of a block's cast also ends that of the
     #   slices which have the block, and these may be blocks of this net.
     guard_trainers(params)
-    statistics.watch(params)
     for param in changed:
         cast_parameter(param, dtypes[id(param)])
     for param in own:
@@ -207,7 +204,7 @@ def _ends(hybrid: list) -> Dict[str, Tuple[str, ...]]:
 
 def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
     """Return the new dtype of each parameter, by its id; parameters not in it do not change."""
-    dtypes = {}
+    dtypes: Dict[int, str] = {}
     for path, block in hybrid:
         own = [p for p in block._reg_params.values() if dtype_of(p) in INPUT_DTYPES]
         if not own:
@@ -215,12 +212,13 @@ def _parameter_dtypes(policy: Policy, hybrid: list) -> Dict[int, str]:
         stored = {}
         if policy.param_dtype != "float32":
             try:
-                symbol, inputs = symbol_of(path, block)
+                traced = trace_alone(block, path)
             except TraceError:
                 pass  # float32 is always correct: a graph casts it, and Python code reads it
             else:
+                inputs = {variable.name for variable in traced.inputs}
                 sparse = {param.name for param in own if has_sparse_gradient(param)}
-                stored = cast_pass.parameter_dtypes(symbol, policy, inputs, sparse)
+                stored = cast_pass.parameter_dtypes(traced.symbol, policy, inputs, sparse)
         for param in own:
             wanted = stored.get(param.name, "float32")
             # a parameter that two blocks share is float16 only if both read it in float16
@@ -246,7 +244,7 @@ def _check_own_casts(net: Block) -> None:
         if binding.untraceable if binding else "float16" not in dtypes.values():
             continue
         try:
-            symbol, _ = symbol_of(path, block)
+            symbol = trace_alone(block, path).symbol
         except TraceError:
             continue
         # Nodes without a label are those of a SymbolBlock, whose graph is changed.

@@ -1,16 +1,51 @@
-"""The class of a cast block or parameter: a subclass of its own class, with a mixin in front.
+"""The class of an object that a cast changed: a subclass of its own class, with a mixin in front.
 
 Changing the class of one object changes no other object and no class of MXNet, and can be undone.
+An object has at most one mixin. A copy by `copy` or `pickle` is a copy of the stock object, whose
+class is changed in the same way.
 """
 
-_cast_classes = {}  # (mixin, class) -> subclass
+import contextlib
+from typing import Any, Callable, Dict, Iterable, Iterator, SupportsIndex, Tuple
+
+_cast_classes: Dict[Tuple[type, type], type] = {}  # by mixin and stock class
+
+STOCK: Any = object  # to a type checker, a mixin has all attributes of the class that it changes
 
 
-class Mixin:
+class Mixin(STOCK):
     """Base class of the mixins."""
 
     def __init_subclass__(cls) -> None:
         """Skip the user's `__init_subclass__`, which may register subclasses."""
+
+    def _to_copy(self) -> Tuple[dict, Any]:
+        """Return the attributes of a stock copy, and what `_copied` makes it a cast one with."""
+        return self.__dict__, None
+
+    def _copied(self, state: Any) -> None:
+        """Complete a copy, which has these attributes and this class."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple:
+        attributes, state = self._to_copy()
+        stock = object.__new__(stock_class(self))
+        vars(stock).update(attributes)
+        make, args, *rest = stock.__reduce_ex__(protocol)
+        return _new, (type(self).__bases__[1], make, args), (rest[0] if rest else None, state)
+
+    def __setstate__(self, states: Tuple[Any, Any]) -> None:
+        attributes, state = states
+        if hasattr(stock_class(self), "__setstate__"):
+            super().__setstate__(attributes)
+        else:
+            self.__dict__.update(attributes or {})
+        self._copied(state)
+
+
+def _new(mixin: type, make: Callable, args: tuple) -> Any:
+    made = make(*args)
+    change_class(made, mixin)
+    return made
 
 
 class _MixinFirst(type):
@@ -28,19 +63,40 @@ class _MixinFirst(type):
 
     def mro(cls):
         base, mixin = cls.__bases__
+        if isinstance(mixin, _MixinFirst):  # `init_trainer` makes a subclass of a cast class
+            return super().mro()
         return [cls, *(c for c in mixin.__mro__ if c not in base.__mro__), *base.__mro__]
 
 
-def cast_class(mixin: type, base: type) -> type:
-    """Return the subclass of `mixin` and `base`; the same one at each call."""
+def change_class(one: Any, mixin: type) -> None:
+    """Put a mixin in front of the stock class of an object; it is the same class at each call."""
+    base = stock_class(one)
     if (mixin, base) not in _cast_classes:
         metaclass = type("CastClass", (_MixinFirst, type(base)), {})
         members = {"__module__": base.__module__, "__doc__": base.__doc__}
         _cast_classes[mixin, base] = metaclass(base.__name__, (base, mixin), members)
-    return _cast_classes[mixin, base]
+    one.__class__ = _cast_classes[mixin, base]
 
 
-def stock_class(cast: object) -> type:
-    """Return the class that an object had before `cast_class`, or has."""
-    cls = type(cast)
+def restore_class(one: Any) -> None:
+    """Undo `change_class`."""
+    one.__class__ = stock_class(one)
+
+
+def stock_class(one: Any) -> Any:
+    """Return the class that an object had before `change_class`, or has."""
+    cls = type(one)
     return cls.__bases__[0] if issubclass(cls, Mixin) else cls
+
+
+@contextlib.contextmanager
+def as_stock(objects: Iterable[Any]) -> Iterator[None]:
+    """Restore the classes of objects within this context."""
+    classes = [(one, type(one)) for one in objects]
+    try:
+        for one, _ in classes:
+            restore_class(one)
+        yield
+    finally:
+        for one, cls in classes:
+            one.__class__ = cls

@@ -1,48 +1,42 @@
-"""Calls of a cast block on symbols, and what a parent that is not cast runs and saves.
+"""Calls of a cast block on symbols, what a parent that is not cast runs, and what both save.
 
 Three kinds of callers of a cast block need three graphs. A user gets the cast graph. A parent that
 is traced in order to run needs the graph that the device can run, with the operators of the float16
-emulation. A parent that is saved needs the graph for the file.
+emulation. A parent that is saved needs the float32 graph.
 
 MXNet saves a block (`export`, `save`, the estimator's checkpoints) from `_cached_graph`. So while a
-parent has such a graph, its class is a subclass in which `_cached_graph` is another graph: that of
-a second trace, with the child's plain graph.
+parent has such a graph, its class is a subclass in which `_cached_graph` is that of another trace.
 """
 
-import contextlib
 import copy
-import sys
-import threading
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from gluon_amp import graph
 from gluon_amp.base.mxnet_internals import NumpySymbol, check_same_symbol_type, flatten, regroup
+from gluon_amp.casting import callers
 from gluon_amp.casting.arguments import arrays_in
-from gluon_amp.casting.classes import Mixin, cast_class, stock_class
-from gluon_amp.casting.parameters import contexts_of, dtype_of, frozen_names, saved_as_stored
+from gluon_amp.casting.classes import Mixin, as_stock, change_class, restore_class
+from gluon_amp.casting.parameters import contexts_of, dtype_of, frozen_names
+from gluon_amp.casting.tracing import trace
 from gluon_amp.lowering import lower
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
 
-# `form` of the graphs to save, "plain" or "cast", while a parent is saved
-_state = threading.local()
+TRACES = callers.codes(HybridBlock._get_graph)  # where a block is traced in order to run
 
 
 def compose(block: HybridBlock, *args: Any) -> Any:
     """Return the outputs of a cast block for symbols: one of its graphs, with these as inputs."""
     inputs, symbol = block._get_graph(*args)
-    form = getattr(_state, "form", None)
-    if form == "plain":
-        symbol = block._cached_graph[1]
-        check_types(block, symbol)
-    elif form == "cast":
-        symbol = graph.without_own_attributes(symbol)
-        check_types(block, symbol, low=True)
-    elif _prepare_tracing_parent():
-        symbol = _lowered(block, inputs, symbol)
-    else:
+    tracing = callers.running(TRACES)
+    if tracing is None:
         symbol = _without_float16_variables(symbol)
+    else:
+        symbol = _lowered(block, inputs, symbol)
+        parent = tracing["self"]
+        change_class(parent, StockParent)
+        vars(parent)["_amp_arguments"] = tracing["grouped_inputs"]
     # Copies of NumPy's symbols share their nodes, which composing changes, and are not iterable.
     composed = copy.copy(symbol.as_nd_ndarray())
     read = composed.list_inputs()
@@ -53,15 +47,32 @@ def compose(block: HybridBlock, *args: Any) -> Any:
     return regroup(outputs, block._out_format)
 
 
+def export_cast(
+    block: HybridBlock, symbol: mx.sym.Symbol, path: str, epoch: int
+) -> Tuple[str, str]:
+    """Export a cast graph of a block, with the parameters in their own dtypes."""
+    kept, symbol = vars(block)["_cached_graph"], graph.without_own_attributes(symbol)
+    check_types(block, symbol, low=True)
+    with as_stock([block, *block.collect_params().values()]):
+        block._cached_graph = kept[0], symbol
+        try:
+            return block.export(path, epoch, False)
+        finally:
+            block._cached_graph = kept
+
+
 def check_types(block: HybridBlock, symbol: mx.sym.Symbol, low: bool = False) -> None:
-    """Raise if stock MXNet cannot run a graph of a cast block that is about to be written.
+    """Raise `TypeError` if stock MXNet cannot run a graph that is about to be written.
 
     The file has float32 parameters, or if `low` is true those of the block.
     """
     dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
-    dtypes.update(zip((s.name for s in block._cached_graph[0]), vars(block)["_amp"].key.dtypes))
-    wide = {name: graph.WIDE.get(dtype, dtype) for name, dtype in dtypes.items()}
-    conflict = graph.type_conflict(symbol, dtypes if low else wide)
+    if "_amp" in vars(block):
+        inputs = (variable.name for variable in block._cached_graph[0])
+        dtypes.update(zip(inputs, vars(block)["_amp"].key.dtypes))
+    if not low:
+        dtypes = {name: graph.WIDE.get(dtype, dtype) for name, dtype in dtypes.items()}
+    conflict = graph.type_conflict(symbol, dtypes)
     if conflict:
         raise TypeError(f"export() wrote nothing, as stock MXNet cannot run the graph: {conflict}.")
 
@@ -69,7 +80,7 @@ def check_types(block: HybridBlock, symbol: mx.sym.Symbol, low: bool = False) ->
 def _lowered(block: HybridBlock, inputs: list, symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     """Return the graph that the block's device can run, for float32 inputs."""
     params = block.collect_params().values()
-    dtypes = {s.name: "float32" for s in inputs}
+    dtypes: Dict[str, object] = {s.name: "float32" for s in inputs}
     dtypes.update((p.name, dtype_of(p)) for p in params)
     devices = {ctx.device_type for p in params for ctx in contexts_of(p)}
     device = "gpu" if "gpu" in devices else "cpu"
@@ -100,72 +111,30 @@ def _without_float16_variables(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
 class StockParent(Mixin):
     """Mixed into the class of a traced block that is not cast and contains a cast child.
 
-    Its attribute `_amp_inputs` has the inputs of the trace: variables, arguments, parameters.
+    Its attribute `_amp_arguments` has the symbols of the call that was traced.
     """
 
     @property
     def _cached_graph(self):
         running = vars(self)["_cached_graph"]
-        return self._saved_graph("plain") if running and self._cached_op else running
+        if not running or not self._cached_op:
+            return running
+        traced = trace(self, "", self._amp_arguments)
+        symbol = traced.plain()
+        check_types(self, symbol)
+        return traced.inputs, symbol
 
     @_cached_graph.setter
     def _cached_graph(self, running):
         vars(self)["_cached_graph"] = running
 
     def _clear_cached_op(self):
-        self.__class__ = stock_class(self)
-        del self._amp_inputs
+        restore_class(self)
+        del self._amp_arguments
         self._clear_cached_op()
 
     def export(self, path: str, epoch: int = 0, remove_amp_cast: bool = True) -> Tuple[str, str]:
         if remove_amp_cast or not self._cached_op:
             return super().export(path, epoch, remove_amp_cast)
-        cls, running = type(self), vars(self)["_cached_graph"]
-        vars(self)["_cached_graph"] = self._saved_graph("cast")
-        self.__class__ = stock_class(self)
-        try:
-            with saved_as_stored(self.collect_params().values()):
-                return self.export(path, epoch, False)
-        finally:
-            self.__class__, self._cached_graph = cls, running
-
-    def _saved_graph(self, form: str) -> tuple:
-        """Trace this block again, with the graphs of its cast children in the given form."""
-        inputs, arguments, params = self._amp_inputs
-        with saving(form), self.name_scope():
-            out = self.hybrid_forward(mx.symbol, *arguments, **params)
-        out, _ = flatten(out, "output")
-        return inputs, mx.sym.Group(out, check_same_symbol_type(out))
-
-
-def _prepare_tracing_parent() -> bool:
-    """Make the block that is tracing its cast child a StockParent; return whether there is one.
-
-    This searches the stack for the block, as nothing else leads to it. The child is called with
-    symbols alone. MXNet's thread-local `_BlockScope` contains no block whose prefix is empty, and
-    is the same whether MXNet traces a block in order to run it or a user calls it on a symbol. A
-    thread-local of our own would have to be set by the parent, which may be created after the cast,
-    and whose class is MXNet's or the user's until now.
-    """
-    frame = sys._getframe()
-    while frame:
-        if frame.f_code is HybridBlock._get_graph.__code__:
-            trace = frame.f_locals
-            parent = trace["self"]
-            if not isinstance(parent, StockParent):
-                parent.__class__ = cast_class(StockParent, type(parent))
-            vars(parent)["_amp_inputs"] = tuple(
-                trace[name] for name in ("symbol_inputs", "grouped_inputs", "params")
-            )
-            return True
-        frame = frame.f_back
-    return False
-
-
-@contextlib.contextmanager
-def saving(form: str) -> Iterator[None]:
-    _state.form = form
-    try:
-        yield
-    finally:
-        _state.form = None
+        out, _ = flatten(self.forward(*self._amp_arguments), "output")
+        return export_cast(self, mx.sym.Group(out, check_same_symbol_type(out)), path, epoch)

@@ -12,7 +12,7 @@ import sys
 import threading
 from inspect import getattr_static
 from types import BuiltinMethodType
-from typing import Any, Callable, FrozenSet, Iterable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, FrozenSet, Iterable, Iterator, List, Tuple
 
 import numpy as np
 
@@ -43,7 +43,7 @@ DRAWS = "it draws random numbers in Python"
 CELL_STATES = frozenset(
     ("_prev_output", "drop_inputs_mask", "drop_states_mask", "drop_outputs_mask")
 )
-GLUONS = CELL_STATES.union(vars(HybridBlock(prefix="")), ("_amp", "_amp_inputs"))
+GLUONS = CELL_STATES.union(vars(HybridBlock(prefix="")), ("_amp", "_amp_arguments"))
 GLUONS |= {"skip_states", "_counter", "_init_counter", "_modified"}  # in recurrent layers
 
 
@@ -81,37 +81,32 @@ def _may_draw(frame: Any) -> bool:
     )
 
 
-def watch(is_frozen: Callable[[], bool]) -> contextlib.AbstractContextManager:
-    """Raise `WouldFreeze` in a with block, before code does what a trace would do only once.
+def watch(notice: Callable[[str], None]) -> contextlib.AbstractContextManager:
+    """Say in a with block what code is about to do of `CALLS`, or that it draws random numbers.
 
-    Nothing but Python's own hooks for profilers can see that without patching. `is_frozen` says
-    whether the running block was hybridized by the user, so that it would freeze without a cast,
-    too. Nothing is watched where no hook is free.
+    Nothing but Python's own hooks for profilers can see that without patching. `notice` may raise
+    `WouldFreeze` into the code. Nothing is noticed where no hook is free.
     """
-
-    def judge(reason: Optional[str]) -> None:
-        if reason and (reason is FUNCTION or not is_frozen()):
-            raise WouldFreeze(reason)
-
-    return (_monitored if sys.version_info >= (3, 12) else _profiled)(judge)
+    return (_monitored if sys.version_info >= (3, 12) else _profiled)(notice)
 
 
 @contextlib.contextmanager
-def _monitored(judge: Callable[[Optional[str]], None]) -> Iterator[None]:
+def _monitored(notice: Callable[[str], None]) -> Iterator[None]:
     """Watch by `sys.monitoring`, beside the user's own tools; it sees all threads."""
-    monitoring, thread = sys.monitoring, threading.get_ident()
+    monitoring = sys.monitoring  # type: ignore[attr-defined]  # since Python 3.12
+    thread = threading.get_ident()
     tool = next((one for one in range(6) if monitoring.get_tool(one) is None), None)
     if tool is None:
         yield
         return
 
     def starts(code: Any, offset: int) -> None:
-        if threading.get_ident() == thread:
-            judge(_REASONS.get(id(code)))
+        if id(code) in _REASONS and threading.get_ident() == thread:
+            notice(_REASONS[id(code)])
 
     def calls(code: Any, offset: int, function: Any, first: Any) -> None:
-        if threading.get_ident() == thread:
-            judge(DRAWS if _draws(function, first) else None)
+        if threading.get_ident() == thread and _draws(function, first):
+            notice(DRAWS)
 
     events = monitoring.events
     monitoring.use_tool_id(tool, "gluon_amp")
@@ -126,17 +121,18 @@ def _monitored(judge: Callable[[Optional[str]], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _profiled(judge: Callable[[Optional[str]], None]) -> Iterator[None]:
+def _profiled(notice: Callable[[str], None]) -> Iterator[None]:
     """Watch by `sys.setprofile`: a profiler of the user pauses, and one that cannot pause stays."""
 
     def profile(frame: Any, event: str, function: Any) -> None:
-        if event == "call":
-            draws = DRAWS if HIDDEN and _may_draw(frame) else None
-            judge(_REASONS.get(id(frame.f_code), draws))
-        elif event == "c_call":
-            judge(DRAWS if _draws(function, None) else None)
+        if event == "c_call" and _draws(function, None):
+            notice(DRAWS)
+        elif event == "call" and id(frame.f_code) in _REASONS:
+            notice(_REASONS[id(frame.f_code)])
+        elif event == "call" and HIDDEN and _may_draw(frame):
+            notice(DRAWS)
 
-    users = sys.getprofile()
+    users: Any = sys.getprofile()
     in_c = users is not None and not callable(users)  # as cProfile's
     if in_c and not hasattr(users, "disable"):
         yield

@@ -1,6 +1,7 @@
 """`input_gradient`: the gradient of a net's output by its input, to be differentiated once more."""
 
 import weakref
+from typing import Dict, MutableMapping
 
 from gluon_amp.casting.arguments import arrays_in, constants_of
 from gluon_amp.casting.binding import bind, binding_of
@@ -12,7 +13,8 @@ import mxnet as mx
 from mxnet import autograd
 from mxnet.gluon import SymbolBlock
 
-_derivatives = weakref.WeakKeyDictionary()  # net -> {circumstances: its derivative, as a block}
+# The derivatives of nets, as blocks, by circumstances
+_derivatives: MutableMapping[HybridBlock, Dict[tuple, SymbolBlock]] = weakref.WeakKeyDictionary()
 
 
 def input_gradient(net: HybridBlock, x: mx.nd.NDArray, *args: mx.nd.NDArray) -> mx.nd.NDArray:

@@ -3,28 +3,37 @@
 A parameter of a cast net saves and loads float32 values. All functions of MXNet that save or load
 parameters (`save_parameters`, `export`, `ParameterDict.save`, ...) call its `_reduce` or
 `_load_init`.
+
+A net that is not cast may share it, as a predictor does. Its blocks declare float32 when they are
+built, and read a float16 parameter in float32.
 """
 
 import contextlib
-from typing import Any, FrozenSet, Iterable, Iterator, List, Optional, Union
+from typing import Any, FrozenSet, Iterable, List, Optional, Tuple, Union
 
 import numpy as np
 
 from gluon_amp.base.array_kinds import of_kind, of_kind_for, of_user_kind, set_to_zero
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.host import host_copy, wait_until_unused
-from gluon_amp.casting.classes import Mixin, cast_class, stock_class
-from gluon_amp.casting.sharing import declared_dtype, is_read_by_stock_block
+from gluon_amp.casting import callers
+from gluon_amp.casting.classes import Mixin, change_class, restore_class, stock_class
 from gluon_amp.casting.stale_trainer import guard
+from gluon_amp.casting.statistics import Watched
 from gluon_amp.optimizer.base import cast
 from gluon_amp.optimizer.masters import hold, master_of, release, set_master
 
 import mxnet as mx
 from mxnet import autograd
-from mxnet.gluon import Parameter
+from mxnet.gluon import HybridBlock, Parameter, ParameterDict
+
+# Where a new block compares the dtypes of the parameters that it shares with its own
+SHARES = callers.codes(ParameterDict.get)
+# Where a block reads its parameters in order to run
+READS = callers.codes(HybridBlock.forward, HybridBlock._call_cached_op)
 
 
-class CastParameter(Mixin):
+class CastParameter(Watched):
     """Mixed into the class of a parameter of a cast net.
 
     Its attribute `_amp_gradient_dtype` is the policy's `gradient_dtype`.
@@ -32,7 +41,8 @@ class CastParameter(Mixin):
 
     @property
     def dtype(self) -> Any:
-        return declared_dtype() or self._dtype
+        sharing = callers.running(SHARES, within=1)
+        return (sharing and sharing["kwargs"].get("dtype")) or self._dtype
 
     @dtype.setter
     def dtype(self, dtype: Any) -> None:
@@ -42,9 +52,10 @@ class CastParameter(Mixin):
         """Return the array on a device; in float32 for a block that is not cast."""
         data = super().data(ctx)
         # Gluon reads all parameters in each pass; to ask for a dtype costs more than to look here.
-        if is_read_by_stock_block() and data.dtype == np.float16:
-            return data.astype("float32")
-        return data
+        # Before Python 3.12, a comprehension has a frame of its own, so the reader may be second.
+        reading = callers.running(READS, within=2)
+        is_stock = reading is not None and not isinstance(reading["self"], Mixin)
+        return data.astype("float32") if is_stock and data.dtype == np.float16 else data
 
     def _reduce(self):
         """Return the float32 values to save, in host memory: the master, or the cast values."""
@@ -115,24 +126,18 @@ class CastParameter(Mixin):
         """As `Parameter.reset_ctx`; the masters move too."""
         master = master_of(self)
         super().reset_ctx(ctx)
-        for weight in () if master is None else self._data:
-            hold(self, weight, master.as_nd_ndarray().copyto(weight.context))
+        if master is not None:
+            for weight in self._data:
+                hold(self, weight, master.as_nd_ndarray().copyto(weight.context))
 
-    def __reduce_ex__(self, protocol: int) -> tuple:
+    def _to_copy(self) -> Tuple[dict, Any]:
         for array in self._data or ():
             wait_until_unused(array)
-        return _new_parameter, (stock_class(self),), {**vars(self), "_trainer": None, "_var": None}
+        return {**vars(self), "_trainer": None, "_var": None}, None
 
-    def __setstate__(self, state: dict) -> None:
-        vars(self).update(state)
+    def _copied(self, state: Any) -> None:
         if self._grad is not None:  # a copied array has no gradient attached
             autograd.mark_variables(self._data, self._grad, self.grad_req)
-
-
-def _new_parameter(base: type) -> Parameter:
-    """Create a parameter as `pickle` and `copy` do, with the cast class."""
-    cls = cast_class(CastParameter, base)
-    return cls.__new__(cls)
 
 
 def variable_of(param: Parameter) -> mx.sym.Symbol:
@@ -159,29 +164,15 @@ def _text_of(init: Union[mx.init.Initializer, str, None]) -> Optional[str]:
 
 def bind_parameter(param: Parameter, gradient_dtype: str) -> None:
     """Change the class of a parameter to its cast class."""
-    if not isinstance(param, CastParameter):
-        param.__class__ = cast_class(CastParameter, type(param))
+    change_class(param, CastParameter)
     vars(param)["_amp_gradient_dtype"] = gradient_dtype
 
 
 def unbind_parameter(param: Parameter) -> None:
     """Restore the class of a parameter; its values do not change."""
     if isinstance(param, CastParameter):
-        param.__class__ = stock_class(param)
-        del vars(param)["_amp_gradient_dtype"]
-
-
-@contextlib.contextmanager
-def saved_as_stored(params: Iterable[Parameter]) -> Iterator[None]:
-    """Within this context, parameters of a cast net are saved in their own dtypes."""
-    bound = [(param, type(param)) for param in params if isinstance(param, CastParameter)]
-    try:
-        for param, _ in bound:
-            param.__class__ = stock_class(param)
-        yield
-    finally:
-        for param, cls in bound:
-            param.__class__ = cls
+        restore_class(param)
+        del param.__dict__["_amp_gradient_dtype"]
 
 
 def dtype_of(param: Parameter) -> str:

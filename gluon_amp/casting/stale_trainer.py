@@ -8,6 +8,7 @@ import warnings
 from typing import Iterable, List, Optional, Tuple
 
 from gluon_amp.base.dtypes import dtype_name
+from gluon_amp.casting.classes import Mixin, change_class
 
 from mxnet import gluon
 
@@ -58,19 +59,18 @@ def guard_trainers(params: Iterable[gluon.Parameter]) -> None:
     """Make the stock trainers of these parameters raise at each step once the dtypes differ."""
     for trainer in {id(p._trainer): p._trainer for p in params if p._trainer is not None}.values():
         guard(trainer)
-        if isinstance(trainer, _Guarded) and trainer.dtypes_at_build is None:
+        if isinstance(trainer, Guarded) and trainer.dtypes_at_build is None:
             trainer.dtypes_at_build = DtypesAtBuild(trainer._params)
 
 
 def guard(trainer: gluon.Trainer) -> None:
     """Make a stock trainer look at its parameters at each step; do nothing to other trainers."""
-    stock = type(trainer)
-    if not issubclass(stock, _Guarded) and not hasattr(stock, "loss_scale"):
-        trainer.__class__ = type(stock.__name__, (_Guarded, stock), {})
+    if not hasattr(type(trainer), "loss_scale"):
+        change_class(trainer, Guarded)
 
 
-class _Guarded:
-    """A stock trainer that raises at each step if its parameters were cast since it was built.
+class Guarded(Mixin):
+    """Mixed into the class of a stock trainer: a step raises if its parameters were cast since.
 
     It warns once if it trains in float16, unless `init_trainer` gave it a loss scale.
     """

@@ -4,13 +4,15 @@ The graph that autograd has recorded says which arrays a pass writes (`graph/tap
 block, parameter or trainer they belong to. On a CPU operators write them in the backward pass, and
 their snapshots are taken when that begins. A GPU, and the operator `Custom`, write them in the
 forward pass too, of which nothing is recorded before it runs. Each forward pass calls
-`Parameter.data`, so the class `Frozen` takes these snapshots there.
+`Parameter.data`, so the class `Watched` takes these snapshots there. It is that of the parameters
+of a cast net, and of those of a trainer, whose net need not be cast.
 """
 
 import threading
 import weakref
-from typing import Iterable, List, Optional
+from typing import Iterable, List, Optional, Union
 
+from gluon_amp.casting.classes import Mixin, change_class
 from gluon_amp.casting.snapshots import Snapshot, Snapshots, take
 from gluon_amp.graph.tape import Tape, memory_of
 
@@ -55,34 +57,27 @@ def look(parameters: Iterable[gluon.Parameter], symbol: mx.sym.Symbol) -> None:
         (_written if parameter.name in states else _spared).add(parameter)
 
 
-class Frozen(gluon.Parameter):
-    """A parameter without a gradient, which operators may write."""
+class Watched(Mixin):
+    """Mixed into the class of a parameter, which operators may write if it has no gradient."""
 
     def data(self, ctx: Optional[Context] = None) -> NDArray:
         """As `gluon.Parameter.data`."""
         data = super().data(ctx)
-        if autograd.is_recording() and autograd.is_training():
+        if self._grad is None and autograd.is_recording() and autograd.is_training():
             keep([self])
         return data
 
-    def reset_ctx(self, ctx: Context) -> None:
+    def reset_ctx(self, ctx: Union[Context, List[Context]]) -> None:
         """As `gluon.Parameter.reset_ctx`; on another device, forward passes may write it."""
         _spared.discard(self)
         super().reset_ctx(ctx)
 
 
 def watch(parameters: Iterable[gluon.Parameter]) -> None:
-    """Change the class of the parameters without a gradient among these to `Frozen`."""
+    """Watch the parameters without a gradient among these; those of a cast net are watched."""
     for parameter in parameters:
         if parameter.grad_req == "null" and type(parameter) is gluon.Parameter:
-            parameter.__class__ = Frozen
-
-
-def unwatch(parameters: Iterable[gluon.Parameter]) -> None:
-    """Undo `watch`."""
-    for parameter in parameters:
-        if type(parameter) is Frozen:
-            parameter.__class__ = gluon.Parameter
+            change_class(parameter, Watched)
 
 
 def arrays_of(parameters: Iterable[gluon.Parameter]) -> List[NDArray]:

@@ -1,9 +1,8 @@
 """The traces of a cast block: which graph runs under which circumstances."""
 
 import weakref
-from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Tuple
+from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
-from gluon_amp import graph
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting import statistics
 from gluon_amp.casting.arguments import CONSTANTS, arrays_in, constants_of, is_sparse, value_of
@@ -27,13 +26,16 @@ MAX_CONSTANTS = 8
 _last_change = object()  # a new object after each change of any cast block
 
 
+# Path and name, and value, of attributes that the user changed after the cast
+Attributed = Tuple[Tuple[Tuple[str, str], Any], ...]
+
+
 class TraceKey(NamedTuple):
     """What the graph of a forward pass depends on.
 
     A `hybrid_forward` may ask for autograd's mode, as those of detectors do. The lowered graph
     depends on the rest. `device`, `dtypes` and `sparse` are those of the arrays; symbols have none.
     `constants` is None if the Python code runs, as no trace is kept for the arguments.
-    `attributes` are path and name, and value, of those that the user changed after the cast.
     """
 
     recording: bool
@@ -43,7 +45,7 @@ class TraceKey(NamedTuple):
     sparse: Tuple[bool, ...]
     frozen: FrozenSet[str]
     constants: Optional[tuple]
-    attributes: Tuple[Tuple[Tuple[str, str], Any], ...]
+    attributes: Attributed
 
     @property
     def inference(self) -> bool:
@@ -67,7 +69,7 @@ class Binding:
         self.ends = ends
         self.child_paths = child_paths or {}  # by name, where they differ from it, as in a slice
         # Slices of containers that contain the block. Their casts end when its cast ends.
-        self.slices = weakref.WeakSet()
+        self.slices: weakref.WeakSet = weakref.WeakSet()
         self.scales = Scales() if policy.studies else None
         self.hybridized = block._active  # before the cast, or by the user since then
         vars(block)["_active"] = True
@@ -86,19 +88,19 @@ class Binding:
         self.lowered = None  # (inputs, lowered graph), only while Gluon builds a cached op from it
         self.key: Optional[TraceKey] = None  # of the current trace
         self.traces: Dict[Optional[TraceKey], tuple] = {}  # all traces but the current one
-        self.called = []  # by the last trace, in this order
+        self.called: List[HybridBlock] = []  # by the last trace, in this order
         # All values of the attributes that were changed since then, and which one each has
         self._values: Dict[str, list] = {}
         self.attributes: Dict[str, int] = {}
         self.running = False  # as Python code, at this moment
         self.varying: Optional[str] = None  # why the block is not traced: an attribute varies
-        self._combinations = set()  # of constants and attributes, of all traces
-        self._parameters = None
+        self._combinations: Set[tuple] = set()  # of constants and attributes, of all traces
+        self._parameters: Optional[list] = None
         # Of the last look at the blocks inside: when it was, and what it found
         self._seen: Any = None
         self._inside: Tuple[Binding, ...] = ()
         self._versions: Optional[List[object]] = None
-        self._attributes = ()
+        self._attributes: Attributed = ()
         # Blocks with a `forward` of their own, which are not cast, and their changed attributes
         self._others = Attributes(())
         self._others_changed: Dict[Tuple[str, str], Any] = {}
@@ -217,8 +219,7 @@ class Binding:
 
     def _trace(self, block: HybridBlock, args: tuple, may_freeze: bool) -> None:
         traced = trace(block, self.path, args, self.child_paths, may_freeze)
-        inputs, symbol, *formats, self.called = traced
-        block._in_format, block._out_format = formats
+        inputs, symbol, block._in_format, block._out_format, self.called = traced
         names = {s.name for s in inputs}
         dtypes = {p.name: dtype_of(p) for p in block.collect_params().values()}
         dtypes = {name: dtype for name, dtype in dtypes.items() if name not in names}
@@ -226,7 +227,7 @@ class Binding:
         cast, self.nodes = cast_pass.plan(symbol, self.policy, dtypes, self.ends, sparse)
         self.graph = inputs, cast
         statistics.look(self.parameters_of(block), symbol)
-        block._cached_graph = inputs, _plain(symbol)  # MXNet saves it
+        block._cached_graph = inputs, traced.plain()  # MXNet saves it
 
     def path_in(self, error: Exception) -> str:
         """Return the path of the block whose operator an error of MXNet names, or the block's."""
@@ -241,10 +242,5 @@ class Binding:
             run.append(self.key)
         run = [key for key in run if key is None or key.attributes == self._attributes]
         if run:
-            self.select(block, max(run, key=lambda key: key.inference))
+            self.select(block, max(run, key=lambda key: key is not None and key.inference))
         return bool(run)
-
-
-def _plain(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
-    """Return a traced symbol without block labels, and in float32, the user's own casts too."""
-    return graph.in_float32(graph.without_own_attributes(symbol))

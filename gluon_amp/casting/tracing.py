@@ -2,19 +2,26 @@
 
 import inspect
 import re
-import sys
 import threading
 from types import MappingProxyType
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Callable, Dict, Iterator, List, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
 from gluon_amp import graph
 from gluon_amp.base.messages import reason_of
 from gluon_amp.base.mxnet_internals import NumpySymbol, RNNLayer, check_same_symbol_type, flatten
+from gluon_amp.casting import callers
 from gluon_amp.casting.arguments import arrays_in, for_gluon, map_arrays
 from gluon_amp.casting.classes import stock_class
-from gluon_amp.casting.every_call import CELL_STATES, GLUONS, Attributes, WouldFreeze, watch
+from gluon_amp.casting.every_call import (
+    CELL_STATES,
+    FUNCTION,
+    GLUONS,
+    Attributes,
+    WouldFreeze,
+    watch,
+)
 from gluon_amp.casting.parameters import variable_of
 
 import mxnet as mx
@@ -26,6 +33,8 @@ NUMPY = (mx.np.ndarray, NumpySymbol)
 
 # The `forward` methods that run the block's graph
 GRAPH_FORWARDS = (HybridBlock.forward, mx.gluon.SymbolBlock.forward, RecurrentCell.forward)
+
+CUSTOM = callers.codes(mx.sym.Custom)
 
 _state = threading.local()
 
@@ -41,6 +50,10 @@ class Trace(NamedTuple):
     in_format: object
     out_format: object
     called: List[Block]
+
+    def plain(self) -> mx.sym.Symbol:
+        """Return the graph without block labels, and in float32, the user's own casts too."""
+        return graph.in_float32(graph.without_own_attributes(self.symbol))
 
 
 class TraceError(ValueError):
@@ -99,7 +112,7 @@ def roots(net: Block, path: str = "") -> Iterator[Tuple[str, HybridBlock]]:
 def parameters_of_python_code(net: Block) -> Dict[str, List[mx.gluon.Parameter]]:
     """Return the float parameters that no traceable block has, by the path of their block."""
     inside = {id(p) for _, block in hybrid_blocks(net) for p in _own_parameters(block)}
-    found = {}
+    found: Dict[str, List[mx.gluon.Parameter]] = {}
     for path, block in named_blocks(net):
         for param in _own_parameters(block):
             if id(param) not in inside and np.dtype(param.dtype).kind == "f":
@@ -122,10 +135,9 @@ class _Label(mx.AttrScope):
 
     A graph has no other one, unlike Python code. `mode` is None if the user hybridized the block.
 
-    Nodes of `Custom` get no label. MXNet passes each attribute of a `Custom` node to the
-    constructor of the user's class. It calls `get` without the operator, before it has a name, so
-    only the caller's frame has the operator.
-    An attribute that is added to the finished node reaches the constructor as well.
+    Nodes of `Custom` get no label, as MXNet passes each attribute of a `Custom` node to the
+    constructor of the user's class, also one that is added to the finished node. MXNet calls `get`
+    without the operator.
     """
 
     def __init__(self, path, mode):
@@ -138,9 +150,7 @@ class _Label(mx.AttrScope):
 
     def get(self, attr):
         self.check_mode()
-        if sys._getframe(1).f_code.co_name == "Custom":
-            return attr or {}
-        return super().get(attr)
+        return attr or {} if callers.running(CUSTOM, within=1) else super().get(attr)
 
 
 def _mode():
@@ -156,10 +166,13 @@ def trace(
 ) -> Trace:
     """Trace a block as Gluon does, but with arguments that are constants, such as flags.
 
-    The block does not change. Raises `TraceError`; for `may_freeze` see `traced`.
+    Each node has the path of its block as a label; `path` is that of `block` itself. Raises
+    `TraceError`; unless it `may_freeze`, also if Python code of a block that the user did not
+    hybridize has to run at each call. Then the attributes of the blocks are as before.
     """
     if isinstance(block, mx.gluon.SymbolBlock):
-        return Trace(*block._cached_graph, block._in_format, block._out_format, [block])
+        inputs, symbol = block._cached_graph
+        return Trace(inputs, symbol, block._in_format, block._out_format, [block])
     arrays = list(arrays_in(args))
     names = [f"data{k}" for k in range(len(arrays))] if len(arrays) > 1 else ["data"]
     inputs = [
@@ -169,9 +182,9 @@ def trace(
     symbols = iter(inputs)
     arguments = map_arrays(args, lambda _: next(symbols))
     _, in_format = flatten(for_gluon(arguments), "input")
-    called = []
+    called: List[Block] = []
 
-    def run():
+    def run() -> Trace:
         params = {name: param.var() for name, param in block._reg_params.items()}
         with block.name_scope():
             out = block.hybrid_forward(mx.sym, *arguments, **params)
@@ -179,11 +192,11 @@ def trace(
         symbol = _with_unknown_sizes(mx.sym.Group(out, check_same_symbol_type(out)))
         return Trace(inputs, symbol, in_format, out_format, called)
 
-    if not any(isinstance(a, NUMPY) for a in arrays):
-        return traced(block, path, run, called, child_paths, may_freeze)
     # In the mode of the data, also after `npx.reset_np()`: a cast net is traced again for inference
-    with mx.util.np_shape(True), mx.util.np_array(True):
-        return traced(block, path, run, called, child_paths, may_freeze)
+    numpy = any(isinstance(a, NUMPY) for a in arrays)
+    shapes, kind = numpy or mx.util.is_np_shape(), numpy or mx.util.is_np_array()
+    with mx.util.np_shape(shapes), mx.util.np_array(kind):
+        return _labelled(block, path, run, called, child_paths, may_freeze)
 
 
 def _with_unknown_sizes(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
@@ -199,20 +212,17 @@ def _with_unknown_sizes(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     return graph.from_json(nodes, like=symbol) if unknown else symbol
 
 
-def traced(
+def _labelled(
     block: HybridBlock,
     path: str,
-    trace: Callable,
-    called: Optional[List[Block]] = None,
-    child_paths: Mapping[str, str] = MappingProxyType({}),
-    may_freeze: bool = False,
-) -> Any:
-    """Return what `trace()` returns, which calls the block on symbols.
+    trace: Callable[[], Trace],
+    called: List[Block],
+    child_paths: Mapping[str, str],
+    may_freeze: bool,
+) -> Trace:
+    """Return what `trace()` returns, which calls the block on symbols; see the function `trace`.
 
-    Each node has the path of its block as a label; `path` is that of `block` itself. The blocks
-    inside it are appended to `called` when they are called. Raises `TraceError`; unless it
-    `may_freeze`, also if Python code of a block that the user did not hybridize has to run at each
-    call. Then the attributes of the blocks are as before.
+    The blocks inside it are appended to `called` when they are called.
     """
     for param in block.collect_params().values():
         variable_of(param)  # outside the scope, as a Parameter keeps its variable and its label
@@ -224,11 +234,10 @@ def traced(
     modes = {id(child): _mode() for _, child in live}
     ignored = GLUONS - CELL_STATES if isinstance(block, RecurrentCell) else GLUONS
     handles = []
-    stack = []  # labels of the blocks that are running
+    stack: List[_Label] = []  # of the blocks that are running
 
     def enter(label, child):
-        if called is not None:
-            called.append(child)
+        called.append(child)
         if stack:
             stack[-1].check_mode()
         stack.append(_Label(label, modes.get(id(child))))
@@ -236,6 +245,10 @@ def traced(
 
     def leave(*_):
         stack.pop().__exit__(None, None, None)
+
+    def notice(what):
+        if what is FUNCTION or stack[-1].mode is not None:  # the user did not hybridize the block
+            raise WouldFreeze(what)
 
     def run():
         before = Attributes(live, ignored)
@@ -262,7 +275,7 @@ def traced(
                 )
                 handles += [before, child.register_forward_hook(leave)]
         enter(path, block)
-        with watch(lambda: stack[-1].mode is None):
+        with watch(notice):
             return run()
     except TraceError:
         raise
@@ -282,47 +295,31 @@ def is_users(hook: Callable) -> bool:
     return not module.startswith("gluon_amp.")
 
 
-def symbol_of(path: str, block: HybridBlock) -> Tuple[mx.sym.Symbol, Set[str]]:
-    """Trace a block by itself; return the symbol and the names of its inputs.
-
-    Raises `TraceError`.
-    """
-    if isinstance(block, mx.gluon.SymbolBlock):
-        inputs, symbol = block._cached_graph
-        return symbol, {s.name for s in inputs}
-
-    def run():
-        args = _symbol_inputs(block)
-        out, _ = flatten(block.forward(*args), "output")  # without hooks, which expect arrays
-        names = {s.name for s in flatten(args, "input")[0]}
-        return mx.sym.Group(out, check_same_symbol_type(out)), names
-
-    return traced(block, path, run)
+def trace_alone(block: HybridBlock, path: str) -> Trace:
+    """Trace a block by itself, with variables for its arguments. Raises `TraceError`."""
+    try:
+        args = _arguments(block)
+    except Exception as error:  # whatever the user's code raises
+        raise TraceError(path, reason_of(error)) from error
+    return trace(block, path, args, may_freeze=False)
 
 
-def _symbol_inputs(block: HybridBlock) -> list:
+def _arguments(block: HybridBlock) -> tuple:
     """Return variables for the arguments of a block without a default, by its signature."""
-    if isinstance(block, RecurrentCell):
-        return [_variable("_data"), _states(block)]
-    if isinstance(block, RNNLayer):
+    variable = mx.sym.var("data")
+    variable = variable.as_np_ndarray() if mx.util.is_np_array() else variable
+    if isinstance(block, (RecurrentCell, RNNLayer)):
+        states = [variable] * len(block.state_info())
+        if isinstance(block, RecurrentCell):
+            return variable, states
         block.skip_states = False  # as `RNNLayer.__call__` sets it
-        lengths = [_variable("_len")] * block._use_sequence_length
-        return [_variable("_data"), _states(block), *lengths]
+        return (variable, states, *[variable] * block._use_sequence_length)
     signature = inspect.signature(block.hybrid_forward).parameters.values()
     needed = [p for p in signature if p.kind is p.POSITIONAL_OR_KEYWORD and p.default is p.empty]
     count = sum(p.name not in block._reg_params for p in needed) - 1  # without `F`
-    return [_variable(f"_data{k}") for k in range(max(1, count))]
-
-
-def _states(block: HybridBlock) -> list:
-    return [_variable(f"_state{k}") for k in range(len(block.state_info()))]
-
-
-def _variable(name: str) -> mx.sym.Symbol:
-    variable = mx.sym.var(name)
-    return variable.as_np_ndarray() if mx.util.is_np_array() else variable
+    return (variable,) * max(1, count)
 
 
 def is_tracing() -> bool:
-    """Return whether this thread is inside `traced`."""
+    """Return whether this thread is inside `trace`."""
     return getattr(_state, "depth", 0) > 0

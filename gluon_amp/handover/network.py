@@ -14,7 +14,6 @@ from gluon_amp.base.host import host_copy
 from gluon_amp.base.messages import UsageError, first_few, reason_of
 from gluon_amp.base.mxnet_internals import NumpySymbol, RNNLayer
 from gluon_amp.casting.arguments import arrays_in
-from gluon_amp.casting.composing import saving
 from gluon_amp.casting.parameters import contexts_of
 from gluon_amp.casting.tracing import TraceError, trace
 from gluon_amp.graph import op_table
@@ -220,7 +219,7 @@ def _of_block(net: gluon.Block, arguments: tuple, function: str) -> Graph:
     _run_once(net, arguments, function)
     called = _Caller(net) if isinstance(net, RNNLayer) else net
     try:
-        with autograd.pause(train_mode=False), saving("plain"):
+        with autograd.pause(train_mode=False):
             inputs, symbol, *_ = trace(called, "", arguments)
     except TraceError as error:
         raise UsageError(f"{function}(): {error}") from None

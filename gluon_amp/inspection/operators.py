@@ -8,7 +8,7 @@ from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.parameters import dtype_of
-from gluon_amp.casting.tracing import TraceError, named_blocks, symbol_of, trace
+from gluon_amp.casting.tracing import TraceError, named_blocks, trace, trace_alone
 from gluon_amp.graph import op_table
 from gluon_amp.inspection.recording import Recording
 from gluon_amp.inspection.unchanged import same_random_numbers, unchanged
@@ -127,7 +127,7 @@ def graph_of(path: str, block: gluon.HybridBlock, args: Optional[tuple]) -> Opti
         if block._cached_graph:
             return block._cached_graph
         if all(is_known(_shape_of(p)) for p in block.collect_params().values()):
-            return (), symbol_of(path, block)[0]
+            return (), trace_alone(block, path).symbol
     return None
 
 

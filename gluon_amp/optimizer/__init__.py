@@ -11,7 +11,7 @@ exception: `multi_precision` is True. The classes are also registered with MXNet
 
 import inspect
 import re
-from typing import Any
+from typing import Any, Dict
 
 from gluon_amp.base.messages import did_you_mean
 from gluon_amp.optimizer.adam import Adam, AdamW
@@ -78,7 +78,7 @@ def create(optimizer: str, **params: Any) -> mx.optimizer.Optimizer:
     return _build(known[name], {"multi_precision": True, **params})
 
 
-def _build(kind, params):
+def _build(kind: Any, params: Dict[str, Any]) -> mx.optimizer.Optimizer:
     """Return an optimizer; an argument that it does not have is one sentence."""
     try:
         return kind(**params)

@@ -2,12 +2,19 @@
 
 import functools
 import math
-from typing import Any, Optional
+from typing import Any, Callable, Dict, List, Optional
 
 import numpy as np
 
 from gluon_amp.kernels import updates
-from gluon_amp.optimizer.base import ExactFloat, MasterOptimizer, chunks, interleaved, sync_master
+from gluon_amp.optimizer.base import (
+    ExactFloat,
+    MasterOptimizer,
+    Slot,
+    chunks,
+    interleaved,
+    sync_master,
+)
 
 from mxnet import nd
 
@@ -74,7 +81,7 @@ class Adam(MasterOptimizer):
     def syncs_master(self, weight: nd.NDArray) -> bool:
         return updates.supported([weight])
 
-    def _update_dense(self, slots):
+    def _update_dense(self, slots: List[Slot]) -> None:
         if all(self.syncs_master(slot.weight) for slot in slots):
             updates.adam_update(
                 interleaved(slots),
@@ -89,12 +96,13 @@ class Adam(MasterOptimizer):
                 clip_gradient=self.clip_gradient,
             )
             return
-        fused, single = [], []
+        fused: List[Slot] = []
+        single: List[Slot] = []
         for slot in slots:
             # MXNet has a multi-tensor operator for AdamW alone, with float32 state. Without weight
             # decay it computes Adam.
             fusible = self._prefer_fused(slots) and slot.target.dtype == np.float32
-            fusible = fusible and (self.decoupled or slot.wd == 0)
+            fusible = fusible and (self.decoupled or not slot.wd)
             (fused if fusible else single).append(slot)
         if fused:
             self._update_fused(fused)
@@ -104,7 +112,7 @@ class Adam(MasterOptimizer):
             else:
                 self._update_one(slot, slot.wd)
 
-    def _update_fused(self, slots):
+    def _update_fused(self, slots: List[Slot]) -> None:
         update = nd.contrib.multi_adamw_update
         if slots[0].master is not None:
             update = nd.contrib.multi_mp_adamw_update
@@ -123,19 +131,19 @@ class Adam(MasterOptimizer):
                 **attributes,
             )
 
-    def _update_decoupled(self, slot):
+    def _update_decoupled(self, slot: Slot) -> None:
         self._update_by(nd.contrib.adamw_update, slot, wd=slot.lr * slot.wd, eta=1.0)
 
-    def _update_one(self, slot, wd):
+    def _update_one(self, slot: Slot, wd: float) -> None:
         update = functools.partial(nd.adam_update, lazy_update=self.lazy_update)
         self._update_by(update, slot, wd=wd)
 
-    def _update_by(self, update, slot, **numbers):
+    def _update_by(self, update: Callable[..., Any], slot: Slot, **numbers: float) -> None:
         attributes = self._attributes(lr=self._corrected(slot), **numbers)
         update(slot.target, slot.grad_like_target, *slot.state, out=slot.target, **attributes)
         slot.set_weight()
 
-    def _update_sparse(self, slot):
+    def _update_sparse(self, slot: Slot) -> None:
         if slot.master is not None and self.syncs_master(slot.weight):
             sync_master(slot.weight, slot.master)  # MXNet's operator does not
         if self.decoupled:
@@ -143,14 +151,14 @@ class Adam(MasterOptimizer):
             target -= ExactFloat(slot.lr * slot.wd) * target
         self._update_one(slot, 0.0 if self.decoupled else slot.wd)
 
-    def _attributes(self, **numbers):
+    def _attributes(self, **numbers: Any) -> Dict[str, ExactFloat]:
         constants = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
         return super()._attributes(**constants, **numbers)
 
-    def _corrected(self, slot):
+    def _corrected(self, slot: Slot) -> ExactFloat:
         """Return the learning rate times the bias correction, of betas rounded as in kernels."""
         beta1, beta2 = float(np.float32(self.beta1)), float(np.float32(self.beta2))
-        correction = math.sqrt(1 - beta2**slot.count) / (1 - beta1**slot.count)
+        correction = math.sqrt(1 - beta2**slot.step) / (1 - beta1**slot.step)
         return ExactFloat(slot.lr * correction)
 
 

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, Callable, Iterable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, DefaultDict, Iterable, Iterator, List, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -34,6 +34,10 @@ _BITS = {
     np.dtype("float32"): (np.int32, 0x7F800000, np.uint32, 0xFF800000),
     np.dtype("float64"): (np.int64, 0x7FF0000000000000, np.uint64, 0xFFF0000000000000),
 }
+
+
+Values = Union["np.ndarray[Any, Any]"]
+Group = Tuple[List[int], List[NDArray]]  # positions, and the arrays there of one device and dtype
 
 
 def flatten(arrays: Any) -> Iterator[NDArray]:
@@ -69,23 +73,24 @@ def head_gradients(losses: Iterable[NDArray], scale: float) -> List[NDArray]:
         return [nd.full(one.shape, scale, ctx=one.context, dtype=one.dtype) for one in losses]
 
 
-def all_zero(arrays: Iterable) -> bool:
+def all_zero(arrays: Iterable[NDArray]) -> bool:
     """Return whether no element is above or below zero, where NaN is neither."""
     return not any(map(_has_number, chain.from_iterable(map(_blocks, arrays))))
 
 
-def _blocks(array) -> Iterator[np.ndarray]:
+def _blocks(array: NDArray) -> Iterator[Values]:
     array = dense_part(array)
-    return chunks(host_view(array) if on_cpu(array) else array.asnumpy().ravel(), BLOCK)
+    values: Values = host_view(array) if on_cpu(array) else array.asnumpy().ravel()
+    return chunks(values, BLOCK)
 
 
-def _has_number(values: np.ndarray) -> bool:
+def _has_number(values: Values) -> bool:
     # numpy's loops over float16 are as slow as MXNet's, so zeros are seen by their bits.
     bits = values.view(_BITS[values.dtype][2])
     return bool((bits << 1).any() and (np.abs(values) > 0).any())
 
 
-def doublings(arrays: Iterable) -> float:
+def doublings(arrays: Iterable[NDArray]) -> float:
     """Return how often finite float16 arrays on CPUs can be doubled, which is infinite for others.
 
     It is approximate for subnormal numbers.
@@ -97,7 +102,7 @@ def doublings(arrays: Iterable) -> float:
     return 30 - max((int(one.max()) >> 10 for one in blocks), default=0)
 
 
-def all_finite(arrays: Iterable) -> bool:
+def all_finite(arrays: Iterable[NDArray]) -> bool:
     """Return whether no element of any array is infinite or NaN, with one host read per device.
 
     The arrays can be dense or row_sparse, float16, float32 or float64, on any devices.
@@ -120,13 +125,13 @@ def all_finite(arrays: Iterable) -> bool:
     return all(flag.asscalar() != 0 for flag in flags.values())
 
 
-def finite(arrays: Iterable) -> List[bool]:
+def finite(arrays: Iterable[NDArray]) -> List[bool]:
     """Return for each array whether all its elements are finite, with one host read per device."""
     flags = _each(arrays, _finite_in_host_memory, _device_finite, empty=1.0)
     return [flag != 0 for flag in flags]
 
 
-def square_sums(arrays: Iterable) -> List[float]:
+def square_sums(arrays: Iterable[NDArray]) -> List[float]:
     """Return the sum of squares of each array, with one host read per device; inf or NaN if one is.
 
     If every element is multiplied by a power of two, each sum is multiplied by exactly its square
@@ -141,7 +146,7 @@ def square_sums(arrays: Iterable) -> List[float]:
     sums = _each(arrays, _host_square_sums, sum_squares, empty=0.0)
     whole = sum(sums)
 
-    def exact(array, total: float) -> bool:
+    def exact(array: NDArray, total: float) -> bool:
         if on_cpu(array) or not array.size or _TINY < total < math.inf:
             return True
         # The square of the smallest float16 is 2**-48, and each square that is lost below 2**-149.
@@ -150,7 +155,7 @@ def square_sums(arrays: Iterable) -> List[float]:
 
     again = [index for index, total in enumerate(sums) if not exact(arrays[index], total)]
     inexact = [arrays[index] for index in again]
-    precise = _each(inexact, None, _device_precise_sums, empty=0.0, dtype="float64")
+    precise = _each(inexact, _host_square_sums, _device_precise_sums, empty=0.0, dtype="float64")
     for index, total in zip(again, precise):
         sums[index] = total
     return sums
@@ -182,7 +187,7 @@ def add_scaled(
             add_multiples(group, wide, factor, out=group, wd=wd)
 
 
-def multiply(arrays: Iterable, power_of_two: float) -> None:
+def multiply(arrays: Iterable[NDArray], power_of_two: float) -> None:
     """Multiply arrays by a power of two, in place and exactly, apart from underflow.
 
     Dense arrays take one operator for each device, dtype and 60 arrays.
@@ -224,9 +229,9 @@ def add_up(groups: Sequence[Sequence[NDArray]], factor: float) -> None:
                 total.copyto(one)
 
 
-def _grouped(arrays):
+def _grouped(arrays: Iterable[NDArray]) -> Iterable[Group]:
     """Yield positions and non-empty dense arrays of `mx.nd`, by device and dtype."""
-    groups = defaultdict(lambda: ([], []))
+    groups: DefaultDict[Any, Group] = defaultdict(lambda: ([], []))
     for position, array in enumerate(map(dense_part, arrays)):
         if array.size:
             positions, group = groups[array.context, np.dtype(array.dtype)]
@@ -236,9 +241,9 @@ def _grouped(arrays):
 
 
 def _each(
-    arrays: Iterable,
-    on_host: Optional[Callable],
-    on_device: Callable,
+    arrays: Iterable[NDArray],
+    on_host: Callable[[List[NDArray]], Iterable[float]],
+    on_device: Callable[[List[NDArray], NDArray], None],
     empty: float,
     dtype: str = "float32",
 ) -> List[float]:
@@ -248,7 +253,7 @@ def _each(
     """
     arrays = list(arrays)
     numbers = [empty] * len(arrays)
-    pending = defaultdict(list)
+    pending: DefaultDict[mx.Context, List[Group]] = defaultdict(list)
     for positions, group in _grouped(arrays):
         if on_cpu(group[0]):
             for position, number in zip(positions, on_host(group)):
@@ -270,14 +275,14 @@ def _each(
     return numbers
 
 
-def _finite_in_host_memory(arrays: List) -> np.ndarray:
+def _finite_in_host_memory(arrays: List[NDArray]) -> Values:
     """Return for each non-empty array in host memory whether all its elements are finite."""
     if updates.supported(arrays):
         return updates.finite(arrays)
     return np.array([_host_finite(host_view(array)) for array in arrays])
 
 
-def _host_finite(values: np.ndarray) -> bool:
+def _host_finite(values: Values) -> bool:
     signed, positive_inf, unsigned, negative_inf = _BITS[values.dtype]
     return all(
         block.view(signed).max() < positive_inf and block.view(unsigned).max() < negative_inf
@@ -285,7 +290,7 @@ def _host_finite(values: np.ndarray) -> bool:
     )
 
 
-def _device_finite(arrays, out) -> None:
+def _device_finite(arrays: List[NDArray], out: NDArray) -> None:
     for number, array in enumerate(arrays):
         nd.multi_all_finite(array, num_arrays=1, out=out[number : number + 1])
 
@@ -294,14 +299,14 @@ def _device_finite(arrays, out) -> None:
 _TINY = 1e-24
 
 
-def _host_square_sums(arrays: List) -> Iterator[float]:
+def _host_square_sums(arrays: List[NDArray]) -> Iterator[float]:
     for array in arrays:
         if np.dtype(array.dtype) == np.float16 and updates.supported([array]):
             array = cast(array, "float32")  # several times as fast as numpy
         yield sum(map(_square_sum, chunks(host_view(array), BLOCK)))
 
 
-def _square_sum(values: np.ndarray) -> float:
+def _square_sum(values: Values) -> float:
     block = values.astype(np.float32, copy=False)
     square = float(np.dot(block, block))
     if _TINY < square < math.inf:
@@ -310,6 +315,6 @@ def _square_sum(values: np.ndarray) -> float:
     return float(np.dot(exact, exact))
 
 
-def _device_precise_sums(arrays, out) -> None:
+def _device_precise_sums(arrays: List[NDArray], out: NDArray) -> None:
     for number, array in enumerate(arrays):
         out[number : number + 1] = nd.square(array.astype("float64")).sum()

@@ -6,7 +6,7 @@ its `_update_dense`, which receives all tensors of one device as a list of `Slot
 """
 
 import functools
-from typing import Any, Callable, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Tuple, TypeVar
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from gluon_amp.kernels import updates
 import mxnet as mx
 from mxnet import nd
 
-Items = TypeVar("Items", List, nd.NDArray, np.ndarray)
+Items = TypeVar("Items", List[Any], nd.NDArray, "np.ndarray[Any, Any]")
 
 
 class ExactFloat(float):
@@ -43,12 +43,12 @@ class ExactFloat(float):
 
 
 @functools.lru_cache(maxsize=256)
-def _text(value):
+def _text(value: float) -> str:
     if 1e-12 < abs(value) < 1e12:
         # the parser reads 19 digits after the point
-        return np.format_float_positional(
-            np.float64(np.float32(value)), precision=19, unique=False, trim="0"
-        )
+        exact = np.float64(np.float32(value))
+        text: str = np.format_float_positional(exact, precision=19, unique=False, trim="0")
+        return text
     return repr(value)
 
 
@@ -62,7 +62,7 @@ class Slot(NamedTuple):
     state: Tuple[nd.NDArray, ...]  # in the dtype of `target`
     lr: ExactFloat
     wd: ExactFloat
-    count: int  # the number of this update of the weight, from 1
+    step: int  # the number of this update of the weight, from 1
 
     @property
     def target(self) -> nd.NDArray:
@@ -121,7 +121,7 @@ def sync_master(weight: nd.NDArray, master: nd.NDArray) -> None:
     nd.where(rounded(master) == wide, master, wide, out=master)
 
 
-class MasterOptimizer(mx.optimizer.Optimizer):
+class MasterOptimizer(mx.optimizer.Optimizer):  # type: ignore[misc]  # MXNet has no types
     """Base of the optimizers here.
 
     Parameters
@@ -144,8 +144,6 @@ class MasterOptimizer(mx.optimizer.Optimizer):
     ['float32']
     """
 
-    # Number of state arrays per weight, without the master.
-    state_arrays = 0
     # Whether a row_sparse gradient updates only its own rows, of the weight and of the state.
     lazy_update = False
 
@@ -156,6 +154,11 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         self.aggregate_num = 1 << 30
         # MXNet's Updater refuses weights of `mx.np` if `npx.set_np()` does not hold here.
         self.allow_np_array = True
+
+    @property
+    def state_arrays(self) -> int:
+        """The number of state arrays per weight, without the master."""
+        return 0
 
     def create_state(self, index: int, weight: nd.NDArray) -> Tuple[nd.NDArray, ...]:
         """Return `state_arrays` arrays of zeros, of the weight's shape, dtype, context and kind.
@@ -220,28 +223,27 @@ class MasterOptimizer(mx.optimizer.Optimizer):
         """Return how many operators of an update write this weight; others are a user's."""
         return 1
 
-    def _update_dense(self, slots):
+    def _update_dense(self, slots: List[Slot]) -> None:
         """Update all slots: one device, one weight dtype, dense gradients."""
         raise NotImplementedError
 
-    def _update_sparse(self, slot):
+    def _update_sparse(self, slot: Slot) -> None:
         """Update a slot whose gradient is row_sparse (or csr)."""
         self._update_dense([slot._replace(grad=dense(slot.grad))])
 
     @staticmethod
-    def _prefer_fused(slots):
+    def _prefer_fused(slots: List[Slot]) -> bool:
         """Return whether to use multi-tensor operators, which save kernel launches on a GPU.
 
         On a CPU one operator per tensor is faster.
         """
         return not on_cpu(slots[0].weight)
 
-    def _name(self, index):
-        if index in self.param_dict:
-            return self.param_dict[index].name
-        return self.idx2name.get(index, str(index))
+    def _name(self, index: Any) -> str:
+        known = self.param_dict[index].name if index in self.param_dict else None
+        return str(known or self.idx2name.get(index, index))
 
-    def _attributes(self, **numbers):
+    def _attributes(self, **numbers: Any) -> Dict[str, ExactFloat]:
         """Return attributes of an update operator: these, `rescale_grad` and `clip_gradient`."""
         numbers["rescale_grad"] = self.rescale_grad
         if self.clip_gradient:  # None and 0 both mean "off"
@@ -256,7 +258,7 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
-def _legacy(array):
+def _legacy(array: Optional[nd.NDArray]) -> Optional[nd.NDArray]:
     return None if array is None else array.as_nd_ndarray()
 
 
@@ -275,7 +277,13 @@ def interleaved(slots: List[Slot]) -> List[nd.NDArray]:
 SGD_LIMIT = 60
 
 
-def add_multiples(arrays: List, others: List, factor: float, out: List, wd: float = 0.0) -> None:
+def add_multiples(
+    arrays: List[nd.NDArray],
+    others: List[nd.NDArray],
+    factor: float,
+    out: List[nd.NDArray],
+    wd: float = 0.0,
+) -> None:
     """Set `out` to ``(1 + factor * wd) * arrays + factor * others``.
 
     One operator is for 60 arrays of one dtype.
@@ -290,7 +298,7 @@ def add_multiples(arrays: List, others: List, factor: float, out: List, wd: floa
         )
 
 
-def sum_squares(arrays: List, out: nd.NDArray) -> None:
+def sum_squares(arrays: List[nd.NDArray], out: nd.NDArray) -> None:
     """Set a vector to the sums of squares of arrays of one dtype, with one operator for 60."""
     for chunk, sums in zip(chunks(arrays, SGD_LIMIT), chunks(out, SGD_LIMIT)):
         nd.multi_sum_sq(*chunk, num_arrays=len(chunk), out=sums)
@@ -324,7 +332,7 @@ def set_weights(slots: List[Slot]) -> None:
     _update_masters([slot.weight for slot in slots], [slot.master for slot in slots], 0.0)
 
 
-def _update_masters(arrays: List, masters: List, lr: float) -> None:
+def _update_masters(arrays: List[nd.NDArray], masters: List[nd.NDArray], lr: float) -> None:
     """Update masters with `arrays` as their gradients, and set these to the rounded masters."""
     for chunk in chunks(list(zip(arrays, masters)), SGD_LIMIT):
         nd.multi_mp_sgd_update(

@@ -1,6 +1,6 @@
 """Optimizers for large batches, with a learning rate per layer: LARS and LAMB."""
 
-from typing import Any, Dict, Optional
+from typing import Any, Dict, List, Optional, Set, Tuple
 
 from gluon_amp.base.host import on_cpu
 from gluon_amp.base.mxnet_internals import internal_operators
@@ -8,6 +8,7 @@ from gluon_amp.optimizer.base import (
     SGD_LIMIT,
     ExactFloat,
     MasterOptimizer,
+    Slot,
     cast,
     chunks,
     dense,
@@ -78,8 +79,9 @@ class LARS(SGD):
         self.eta, self.eps = eta, eps
         self.momentum_correction = momentum_correction
         # Learning rates of the last and of this step, and (device, index) of what this one updated
-        self.last_lr = self.cur_lr = None
-        self._updated = set()
+        self.last_lr: Optional[float] = None
+        self.cur_lr: Optional[float] = None
+        self._updated: Set[Tuple[Any, int]] = set()
 
     def set_wd_mult(self, args_wd_mult: Dict[Any, float]) -> None:
         """As in `mxnet.optimizer.LARS`, only names in `_weight` have a weight decay by default."""
@@ -92,7 +94,7 @@ class LARS(SGD):
     def syncs_master(self, weight: nd.NDArray) -> bool:
         return False
 
-    def _get_lrs(self, indices):
+    def _get_lrs(self, indices: List[int]) -> List[float]:
         # One step makes one call per device and dtype. The next step begins when a parameter is
         # updated again.
         counts = self._all_index_update_counts
@@ -102,15 +104,16 @@ class LARS(SGD):
             self.last_lr, self._updated = self.cur_lr, set()
         self._updated |= called
         self.cur_lr = self.learning_rate
-        return super()._get_lrs(indices)
+        rates: List[float] = super()._get_lrs(indices)
+        return rates
 
-    def _momentum_attribute(self):
-        if not self.momentum:
-            return {}
-        corrected = self.momentum_correction and self.last_lr
-        return {"momentum": self.momentum * (self.cur_lr / self.last_lr if corrected else 1)}
+    def _momentum_attribute(self) -> Dict[str, float]:
+        momentum = super()._momentum_attribute()
+        if momentum and self.momentum_correction and self.last_lr and self.cur_lr is not None:
+            momentum["momentum"] *= self.cur_lr / self.last_lr
+        return momentum
 
-    def _update_dense(self, slots):
+    def _update_dense(self, slots: List[Slot]) -> None:
         # `_layer_rates` sets the first rates, so the layers that have one come first
         slots = sorted(slots, key=self._plain)
         rates, decays = self._rates(slots)
@@ -125,13 +128,13 @@ class LARS(SGD):
                 **self._attributes(**self._momentum_attribute()),
             )
 
-    def _update_sparse(self, slot):
+    def _update_sparse(self, slot: Slot) -> None:
         if slot.master is None:
             rates, _ = self._rates([slot])
             slot = slot._replace(lr=ExactFloat(rates.asscalar()))
         super()._update_sparse(slot)
 
-    def _rates(self, slots):
+    def _rates(self, slots: List[Slot]) -> Tuple[nd.NDArray, nd.NDArray]:
         """Return learning rates and weight decays as arrays; slots are sorted by `_plain`."""
         context = slots[0].weight.context
         lrs = nd.array([slot.lr for slot in slots], ctx=context, dtype="float32")
@@ -141,7 +144,7 @@ class LARS(SGD):
             self._layer_rates(adaptive, lrs[: len(adaptive)], wds[: len(adaptive)])
         return lrs, wds
 
-    def _layer_rates(self, slots, lrs, wds):
+    def _layer_rates(self, slots: List[Slot], lrs: nd.NDArray, wds: nd.NDArray) -> None:
         """Set the learning rates of these slots to those of their layers, in place."""
         targets = [dense(slot.target) for slot in slots]
         grads = [dense(slot.grad) for slot in slots]
@@ -160,12 +163,12 @@ class LARS(SGD):
         )
 
     @staticmethod
-    def _plain(slot):
+    def _plain(slot: Slot) -> bool:
         """Return whether a slot has the learning rate of the optimizer."""
         return slot.name.endswith(("bias", "gamma", "beta"))
 
 
-def _square_sums(arrays):
+def _square_sums(arrays: List[nd.NDArray]) -> nd.NDArray:
     """Return the sums of squares of arrays in one vector."""
     sums = nd.empty((len(arrays),), ctx=arrays[0].context)
     sum_squares(arrays, out=sums)
@@ -227,7 +230,7 @@ class LAMB(MasterOptimizer):
         self.lower_bound, self.upper_bound = lower_bound, upper_bound
         self.bias_correction = bias_correction
 
-    def _update_dense(self, slots):
+    def _update_dense(self, slots: List[Slot]) -> None:
         numbers = {"beta1": self.beta1, "beta2": self.beta2, "epsilon": self.epsilon}
         bounds = {"lower_bound": self.lower_bound, "upper_bound": self.upper_bound}
         numbers.update((name, bound) for name, bound in bounds.items() if bound)
@@ -242,7 +245,7 @@ class LAMB(MasterOptimizer):
                 ),
                 out=[slot.target for slot in chunk],
                 num_tensors=len(chunk),
-                step_count=[slot.count for slot in chunk],
+                step_count=[slot.step for slot in chunk],
                 learning_rates=[slot.lr for slot in chunk],
                 wds=[slot.wd for slot in chunk],
                 bias_correction=self.bias_correction,

@@ -12,7 +12,18 @@ weight, `sync_master` sets the master to the weight. Elsewhere the master keeps 
 import functools
 import operator
 import weakref
-from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    MutableMapping,
+    NamedTuple,
+    Optional,
+    Tuple,
+)
 
 import numpy as np
 
@@ -36,7 +47,7 @@ class _Place(NamedTuple):
 
 
 # By optimizer and number of dimensions
-_places: "weakref.WeakKeyDictionary" = weakref.WeakKeyDictionary()
+_places: MutableMapping[mx.optimizer.Optimizer, Dict[int, _Place]] = weakref.WeakKeyDictionary()
 
 
 def keeps_master_second(optimizer: mx.optimizer.Optimizer, ndim: int) -> bool:
@@ -56,7 +67,7 @@ def check_optimizer(optimizer: mx.optimizer.Optimizer, dimensions: Iterable[int]
             _place(optimizer, ndim)
 
 
-def _place(optimizer, ndim: int) -> _Place:
+def _place(optimizer: mx.optimizer.Optimizer, ndim: int) -> _Place:
     """Return where an optimizer's state of a float16 weight has the master.
 
     A weight of distinct values shows it: other arrays of a new state are zero or random. Copies of
@@ -83,7 +94,9 @@ def _place(optimizer, ndim: int) -> _Place:
     return known[ndim]
 
 
-def _equal_arrays(state, weight, place=()) -> Iterator[Tuple[int, ...]]:
+def _equal_arrays(
+    state: Any, weight: nd.NDArray, place: Tuple[int, ...] = ()
+) -> Iterator[Tuple[int, ...]]:
     """Yield the places of float32 arrays that are equal to a float16 weight."""
     if isinstance(state, (list, tuple)):
         for position, item in enumerate(state):
@@ -123,11 +136,11 @@ def join(
     return _replaced(rest, positions, master)
 
 
-def _is_low(optimizer, weight) -> bool:
-    return optimizer.multi_precision and np.dtype(weight.dtype) == np.float16
+def _is_low(optimizer: mx.optimizer.Optimizer, weight: nd.NDArray) -> bool:
+    return bool(optimizer.multi_precision) and np.dtype(weight.dtype) == np.float16
 
 
-def _replaced(state, positions, item) -> Any:
+def _replaced(state: Any, positions: Tuple[int, ...], item: Any) -> Any:
     """Return nested tuples and lists with one item replaced."""
     if not positions:
         return item
@@ -166,7 +179,8 @@ def held_masters(param: gluon.Parameter) -> List[nd.NDArray]:
 
     Copies of the parameter have copies. After an update they are in sync with the weights.
     """
-    return vars(param).setdefault(HELD, [])
+    held: List[nd.NDArray] = vars(param).setdefault(HELD, [])
+    return held
 
 
 def release(param: gluon.Parameter) -> None:
@@ -211,8 +225,8 @@ def set_master(param: gluon.Parameter, values: nd.NDArray) -> None:
     Before the first update the optimizer has no state, so this function creates it. Without a
     Trainer it sets the masters that the parameter holds.
     """
-    if param.grad_req != "null":
-        index = _index_of(param)
+    index = None if param.grad_req == "null" else _index_of(param)
+    if index is not None:
         for weight, updater in _devices(param):
             low = _is_low(updater.optimizer, weight)
             if low and (index not in updater.states or _master(updater, index, weight) is not None):
@@ -221,13 +235,13 @@ def set_master(param: gluon.Parameter, values: nd.NDArray) -> None:
         master[:] = cast(values.as_nd_ndarray(), "float32")
 
 
-def _index_of(param) -> Optional[int]:
+def _index_of(param: gluon.Parameter) -> Optional[int]:
     """Return the position of a parameter in its Trainer, by identity: names may repeat."""
     params = param._trainer._params if param._trainer is not None else ()
     return next((index for index, one in enumerate(params) if one is param), None)
 
 
-def _devices(param) -> list:
+def _devices(param: gluon.Parameter) -> List[Tuple[nd.NDArray, mx.optimizer.Updater]]:
     """Return (weight, updater) for each device on which the Trainer updates a parameter."""
     trainer = param._trainer
     if trainer is None or param._data is None:
@@ -240,7 +254,9 @@ def _devices(param) -> list:
     return list(zip(param.list_data(), updaters))
 
 
-def _master(updater, index, weight) -> Optional[nd.NDArray]:
+def _master(
+    updater: mx.optimizer.Updater, index: Optional[int], weight: nd.NDArray
+) -> Optional[nd.NDArray]:
     """Return the master in an Updater's state; None if the state is from before a cast."""
     optimizer, state = updater.optimizer, updater.states.get(index)
     if not _is_low(optimizer, weight):
@@ -254,7 +270,7 @@ def _master(updater, index, weight) -> Optional[nd.NDArray]:
     return split(optimizer, weight, state)[0]
 
 
-def _structure(state) -> Any:
+def _structure(state: Any) -> Any:
     """Return a state with types in the place of its arrays; lists and tuples are alike."""
     return tuple(map(_structure, state)) if isinstance(state, (list, tuple)) else type(state)
 
@@ -271,10 +287,12 @@ class WriteDetector:
     themselves (`MasterOptimizer.syncs_master`) need no detector.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._expected: Dict[Any, _Seen] = {}
 
-    def sync_written(self, entries: Iterable) -> Dict[Any, _Seen]:
+    def sync_written(
+        self, entries: Iterable[Tuple[Any, nd.NDArray, nd.NDArray]]
+    ) -> Dict[Any, _Seen]:
         """Sync the masters of written weights; entries are (key, weight, master).
 
         Return what `record` needs, right after an update.
@@ -295,8 +313,8 @@ class WriteDetector:
         """
         for key, (weight, before) in seen.items():
             own = writes(weight)
-            known = before is not None and own is not None
-            self._expected[key] = weight, before + own if known else None
+            known = None if before is None or own is None else before + own
+            self._expected[key] = weight, known
 
     def clear(self) -> None:
         """Forget all weights, because other masters were loaded."""

@@ -1,12 +1,13 @@
 """Stochastic gradient descent: SGD, with and without momentum, and NAG."""
 
-from typing import Any
+from typing import Any, Callable, Dict, List
 
 from gluon_amp.base.host import on_cpu
 from gluon_amp.kernels import updates
 from gluon_amp.optimizer.base import (
     SGD_LIMIT,
     MasterOptimizer,
+    Slot,
     add_multiples,
     chunks,
     interleaved,
@@ -79,7 +80,7 @@ class SGD(MasterOptimizer):
     def weight_writes(self, weight: nd.NDArray) -> int:
         return 1 if not self.nesterov or on_cpu(weight) else 2  # see `_update_all_nesterov`
 
-    def _update_dense(self, slots):
+    def _update_dense(self, slots: List[Slot]) -> None:
         if all(self.syncs_master(slot.weight) for slot in slots):
             updates.sgd_update(
                 interleaved(slots),
@@ -99,7 +100,7 @@ class SGD(MasterOptimizer):
         for chunk in chunks(slots, SGD_LIMIT):
             (self._update_all_nesterov if self.nesterov else self._update_all)(chunk)
 
-    def _update_all(self, slots):
+    def _update_all(self, slots: List[Slot]) -> None:
         self._operator("multi_", slots[0])(
             *interleaved(slots),
             out=[slot.weight for slot in slots],
@@ -109,7 +110,7 @@ class SGD(MasterOptimizer):
             **self._attributes(**self._momentum_attribute()),
         )
 
-    def _update_all_nesterov(self, slots):
+    def _update_all_nesterov(self, slots: List[Slot]) -> None:
         # MXNet has no multi-tensor operator for it: w + momentum * m - lr * g, where the update of
         # plain momentum ends at w + m, is w + m + momentum * (m - previous m).
         momenta = [slot.state[0] for slot in slots]
@@ -121,17 +122,18 @@ class SGD(MasterOptimizer):
         add_multiples(targets, changes, self.momentum, out=targets)
         set_weights(slots)
 
-    def _operator(self, prefix, slot):
+    def _operator(self, prefix: str, slot: Slot) -> Callable[..., Any]:
         """Return an operator such as `nd.sgd_update` or `nd.multi_mp_sgd_mom_update`."""
         mixed = "mp_" if slot.master is not None else ""
         momentum = "mom_" if self.momentum else ""
-        return getattr(nd, f"{prefix}{mixed}sgd_{momentum}update")
+        found: Callable[..., Any] = getattr(nd, f"{prefix}{mixed}sgd_{momentum}update")
+        return found
 
-    def _momentum_attribute(self):
+    def _momentum_attribute(self) -> Dict[str, float]:
         """Return the momentum of this step, for operators that have one."""
         return {"momentum": self.momentum} if self.momentum else {}
 
-    def _update_one(self, slot, **kwargs):
+    def _update_one(self, slot: Slot, **kwargs: Any) -> None:
         self._operator("", slot)(
             *slot.arrays,
             out=slot.weight,
@@ -139,7 +141,7 @@ class SGD(MasterOptimizer):
             **kwargs,
         )
 
-    def _update_nesterov(self, slot):
+    def _update_nesterov(self, slot: Slot) -> None:
         # In place, MXNet's operator would compute the momentum's weight decay from the new weight.
         updated = nd.nag_mom_update(
             slot.target,
@@ -150,7 +152,7 @@ class SGD(MasterOptimizer):
         updated.copyto(slot.target)
         slot.set_weight()
 
-    def _update_sparse(self, slot):
+    def _update_sparse(self, slot: Slot) -> None:
         if slot.master is not None or self.nesterov:
             super()._update_sparse(slot)
         else:

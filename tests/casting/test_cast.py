@@ -42,7 +42,7 @@ def test_twice_is_once():
     kind = type(net)
     assert np.array_equal(amp.cast(net, "float16")(x).asnumpy(), once)
     assert type(net) is kind
-    assert isinstance(net, nn.HybridSequential)
+    assert isinstance(net, nn.HybridSequential) and type(kind()) is nn.HybridSequential
     assert repr(net).startswith("HybridSequential(")
 
 

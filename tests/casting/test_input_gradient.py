@@ -99,16 +99,9 @@ def test_what_is_no_traceable_net_is_refused():
         amp.input_gradient(function(lambda F, x: x * np.random.rand()), x)
 
 
-def test_numpy_functions():
-    mx.npx.set_np()
-    try:
-        for body in NUMPY_FUNCTIONS.values():
-            net, x = function(body), data(mx.np)
-            np.testing.assert_allclose(
-                amp.input_gradient(net, x).asnumpy(),
-                gradient_of_mxnet(net, x),
-                rtol=1e-4,
-                atol=1e-5,
-            )
-    finally:
-        mx.npx.reset_np()
+@pytest.mark.parametrize("arrays", ["np"], indirect=True)
+@pytest.mark.parametrize("name", NUMPY_FUNCTIONS)
+def test_numpy_functions(name, arrays):
+    net, x = function(NUMPY_FUNCTIONS[name]), data(arrays)
+    found, expected = amp.input_gradient(net, x).asnumpy(), gradient_of_mxnet(net, x)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)

@@ -46,47 +46,32 @@ def test_hooks_of_a_net_get_arrays_and_not_the_symbols_of_a_trace():
     assert seen == [(1, 3), (1, 2)]
 
 
-class Encoder(nn.HybridBlock):
-    """Self-attention written with `F.np`: products of arrays of four dimensions, sums, a mask."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(11, 8)
-        self.position = self.params.get("position", shape=(1, 6, 8))
-        self.query, self.key, self.value = (nn.Dense(8, flatten=False) for _ in range(3))
-        self.norm, self.out = nn.LayerNorm(), nn.Dense(3)
-
-    def hybrid_forward(self, F, tokens, position):
-        x = self.embedding(tokens) + position
-        heads = [
-            F.np.transpose(F.npx.reshape(part(x), (-2, -2, 2, -1)), (0, 2, 1, 3))
-            for part in (self.query, self.key, self.value)
-        ]
-        scores = F.np.matmul(heads[0], F.np.swapaxes(heads[1], 2, 3)) / 2.0
-        mask = F.np.expand_dims(F.np.expand_dims(tokens < 9, 1), 1)
-        scores = F.np.where(mask, scores, -1e9 * F.np.ones_like(scores))
-        mixed = F.np.einsum("bhqk,bhkd->bqhd", F.npx.softmax(scores), heads[2])
-        y = self.norm(x + F.npx.reshape(mixed, (-2, -2, -1)))
-        statistics = [F.np.mean(y, axis=1), F.np.std(y, axis=1), F.np.sum(y, axis=1)]
-        return self.out(F.np.concatenate(statistics, axis=1))
+def attention(net, F, x):
+    """Self-attention written with `F.np`, a mask in it."""
+    scores = F.np.matmul(net.query(x), F.np.swapaxes(net.key(x), 1, 2)) / 2.0
+    scores = F.np.where(scores < 9, scores, -1e9 * F.np.ones_like(scores))
+    mixed = F.np.einsum("bqk,bkd->bqd", F.npx.softmax(scores), net.value(x))
+    return net.out(F.np.concatenate([F.np.mean(mixed, axis=1), F.np.std(mixed, axis=1)], axis=1))
 
 
 @pytest.mark.parametrize("later", [True, False])
 def test_a_net_of_mx_np_that_is_traced_again_after_the_mode_has_ended(later, tmp_path):
     with mx.util.np_shape(True), mx.util.np_array(True):
-        net, tokens = Encoder(), mx.np.array(np.random.RandomState(0).randint(0, 11, (3, 6)))
+        parts = {name: nn.Dense(8, flatten=False) for name in ("query", "key", "value")}
+        net = Net(attention, out=nn.Dense(3), **parts)
+        x = mx.np.array(np.random.RandomState(0).normal(size=(3, 6, 8)), dtype="float32")
         net.initialize(mx.init.Uniform(0.5))
-        expected = net(tokens).asnumpy()
+        expected = net(x).asnumpy()
         amp.cast(net, "float16")
         if not later:
-            net(tokens)
-    out = net(tokens)
+            net(x)
+    out = net(x)
     assert type(out) is mx.np.ndarray and out.dtype == np.float32
     assert 0 < np.linalg.norm(out.asnumpy() - expected) < 2.0**-7 * np.linalg.norm(expected)
-    backward(net, tokens)
+    backward(net, x)
     net.export(str(tmp_path / "net"))
     files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
-    found = gluon.SymbolBlock.imports(*files)(tokens)
+    found = gluon.SymbolBlock.imports(*files)(x)
     np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-3, atol=1e-3)
 
 

@@ -19,7 +19,7 @@ NUMPY_2 = int(np.__version__.partition(".")[0]) >= 2
 ALIASED = (bool, int, float, object, complex, str)
 
 
-def _removed(name: str) -> Callable:
+def _removed(name: str) -> Callable[..., None]:
     def removed(*arguments: Any, **options: Any) -> None:
         raise NotImplementedError(
             f"numpy has no {name} since 1.20, so that MXNet's np.{name} cannot compute: "
@@ -29,7 +29,7 @@ def _removed(name: str) -> Callable:
     return removed
 
 
-def _calling(name: str) -> Callable:
+def _calling(name: str) -> Callable[..., Any]:
     """Return what calls numpy's function of a name: a new function, as MXNet uses them as keys."""
     return lambda *arguments, **options: getattr(np, name)(*arguments, **options)
 
@@ -84,7 +84,8 @@ def plain_text(value: Any) -> str:
     """Return ``str(value)`` as numpy 1 writes it: without the types of the numbers in a tuple."""
     text = str(value)
     if "np." in text and not isinstance(value, str):
-        with np.printoptions(legacy="1.25"):
+        as_numpy_1: Any = "1.25"  # which numpy's own types know from 2.0 on
+        with np.printoptions(legacy=as_numpy_1):
             return str(value)
     return text
 
@@ -141,11 +142,12 @@ def _set_wide(holder: Any, name: str, value: Any) -> None:
     object.__setattr__(holder, name, _wide(value))
 
 
-def _as_numpy(array: Any, dtype: Any = None, copy: Optional[bool] = None) -> np.ndarray:
+def _as_numpy(array: Any, dtype: Any = None, copy: Optional[bool] = None) -> "np.ndarray[Any, Any]":
     """Return an array for functions of numpy; from 1.24 on they refuse endless sequences."""
     if copy is False:
         raise ValueError("numpy cannot read an array of MXNet without a copy: leave copy=False out")
-    return array.asnumpy() if dtype is None else array.asnumpy().astype(dtype, copy=False)
+    values: np.ndarray[Any, Any] = array.asnumpy()
+    return values if dtype is None else values.astype(dtype, copy=False)
 
 
 def _asscalar(array: Any) -> Any:

@@ -109,7 +109,8 @@ def configure() -> None:
 def request_amx() -> bool:
     """Request permission to use AMX for this process from Linux (5.16 or later)."""
     libc = ctypes.CDLL(None, use_errno=True)
-    return libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA) == 0
+    failed: int = libc.syscall(_ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA)
+    return failed == 0
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ import importlib.metadata
 import importlib.util
 import sys
 from pathlib import Path
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple, Optional, Tuple
 
 CUDA_WHEELS = ("mxnet-cu112", "mxnet-cu117")
 WHEELS = ("mxnet", *CUDA_WHEELS)
@@ -27,7 +27,7 @@ class Library(NamedTuple):
 
     folder: str
     soname: str
-    wheels: tuple = CUDA_WHEELS
+    wheels: Tuple[str, ...] = CUDA_WHEELS
 
 
 LIBRARIES = (

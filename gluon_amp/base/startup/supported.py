@@ -58,7 +58,8 @@ def check() -> None:
         raise ImportError(SYSTEMS[system])
     version = getattr(sys.modules.get("mxnet"), "__version__", None)
     version = version or _libinfo().get("__version__", VERSIONS[0])
-    if re.match(r"[\d.]*\d", version)[0] not in VERSIONS:
+    number = re.match(r"[\d.]*\d", version)
+    if number is None or number[0] not in VERSIONS:
         names = (one.metadata["Name"] or "" for one in importlib.metadata.distributions())
         wheels = " ".join(sorted(filter(WHEEL.fullmatch, names)))
         raise ImportError(
