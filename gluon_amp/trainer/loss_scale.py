@@ -35,6 +35,14 @@ DYNAMIC_FIELDS = (
 )
 
 
+class _ByDtype:
+    def __repr__(self):
+        return "by dtype"
+
+
+BY_DTYPE = _ByDtype()  # what `Trainer` accepts for a scale that goes by the parameters' dtypes
+
+
 class LossScale:
     """The interface of all loss scales, and the bookkeeping of several trainers that share one.
 
@@ -50,6 +58,8 @@ class LossScale:
         `update_once`.
     limit : str
         Why the scale cannot go lower, for an error message.
+    min_scale : float
+        Where the search ends.
 
     Examples
     --------
@@ -62,6 +72,7 @@ class LossScale:
     at_floor = True
     searching = False
     limit = "which cannot go lower"
+    min_scale = SMALLEST
 
     # The last `Pass` with this scale, which only trainers read and set. Several trainers that share
     # this object can step on it. Each of them reports whether its own gradients were finite, but
@@ -294,11 +305,11 @@ class DynamicLossScale(LossScale):
         )
 
     @property
-    def at_floor(self) -> bool:
+    def at_floor(self) -> bool:  # type: ignore[override]  # a constant of the others
         return self.scale <= self.min_scale
 
     @property
-    def limit(self) -> str:
+    def limit(self) -> str:  # type: ignore[override]  # a constant of the others
         floor = scale_text(self.min_scale).replace("^", "**")
         return f"which cannot go lower than min_scale={floor} (a lower one can be given)"
 
@@ -358,15 +369,18 @@ class DynamicLossScale(LossScale):
         vars(self).update(fields)
 
 
-def resolve(
-    loss_scale: Union[float, str, LossScale, None], check_finite: Optional[bool] = None
-) -> LossScale:
+# What `Trainer` accepts: see there.
+LossScaleOption = Union[float, str, LossScale, _ByDtype, None]
+
+
+def resolve(loss_scale: LossScaleOption, check_finite: Optional[bool] = None) -> LossScale:
     """Return the loss scale that a user's arguments stand for: see `Trainer`.
 
     An object is returned itself, so that several trainers can share it.
     """
     if check_finite not in (None, False, True):
         raise TypeError(f"check_finite must be True, False or None, received {check_finite!r}.")
+    scale: LossScale
     if loss_scale is None:
         scale = NoLossScale()
     elif isinstance(loss_scale, LossScale):
@@ -405,7 +419,7 @@ def _nearest(value: float) -> float:
     return min(max(2.0 ** round(math.log2(value)), SMALLEST), LARGEST)
 
 
-def whole_number(name: str, value: object, low: int, high: Optional[int] = None) -> int:
+def whole_number(name: str, value: Any, low: int, high: Optional[int] = None) -> int:
     """Return an argument as an int, or raise `ValueError` if it is none inside these bounds."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if whole and low <= value and (high is None or value <= high):

@@ -20,7 +20,7 @@ FILE = archive.Kind(
 
 def write(path: str, saved: dict) -> None:
     """Write the result of `states.collect`; a crash leaves the old file or the complete new one."""
-    arrays = {}
+    arrays: archive.Arrays = {}
     header = {"trainer": archive.pack(saved, arrays, "trainer")}
     atomic.write(path, archive.encode(FILE, header, arrays))
 

@@ -6,7 +6,7 @@ any dtype.
 
 import copy
 import warnings
-from typing import Any, Sequence, Tuple, Union
+from typing import Any, Dict, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -75,7 +75,7 @@ def collect(trainer: gluon.Trainer) -> dict:
         states[index] = map_leaves(_to_numpy, masters.split(optimizer, weight, state))
     device = trainer.contexts[0].device_id if trainer.contexts else 0
     histories = delayed_scaling.collect(trainer.parameters)
-    extra = {"amax_histories": histories} if histories else {}
+    extra: Dict[str, Any] = {"amax_histories": histories} if histories else {}
     schedule = optimizer.lr_scheduler
     if schedule is not None:
         extra["schedule"] = type(schedule).__name__, schedules.collect(schedule)

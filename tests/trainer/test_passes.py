@@ -7,7 +7,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp import Trainer
-from gluon_amp.trainer.passes import Gradients, Pass
+from gluon_amp.trainer.state import Found, Gradients, Pass
 from tests.trainer.helpers import TWO, losses_on, norm_net, parameter, run, same, statistics, values
 
 from mxnet import autograd, nd
@@ -20,7 +20,7 @@ def test_passes_and_gradients_are_frozen_values_and_end_with_the_step():
     trainer = Trainer([p], "sgd", loss_scale=8)
     run(trainer, [(p, [0.25])], step=False)
     trainer.clip_global_norm(inf)
-    made, done = trainer.current_pass(), trainer.current_gradients()
+    made, done = trainer.current_pass(), trainer.step_state.gradients
     assert made is trainer.loss_scale.last_pass
     assert (made.scale, made.searching, made.at_floor) == (8.0, False, True)
     assert (done.norm, done.clip_factor, trainer.used_scale()) == (0.25, 1.0, 8.0)
@@ -28,7 +28,7 @@ def test_passes_and_gradients_are_frozen_values_and_end_with_the_step():
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(value, field, 4.0)
     trainer.step(1)
-    assert trainer.current_gradients() == Gradients()
+    assert trainer.step_state.gradients == Gradients()
     with pytest.raises(RuntimeError, match="no scaled backward pass"):
         trainer.current_pass()
     assert Trainer([], "sgd", loss_scale=None).current_pass() == Pass(scale=1.0)
@@ -49,7 +49,7 @@ def test_a_scale_of_a_users_class_is_checked_as_a_pass_begins():
 def test_passes_fit_where_each_of_them_does(found, fitting):
     made = Pass(scale=16.0)
     for one in found:
-        made = made.with_backward((), one)
+        made = made.with_backward((), (), Found(16.0, one))
     assert made.fitting == fitting
 
 
