@@ -12,7 +12,7 @@ Nine ideas, from the ground up:
    made from one of another class, with the functions of `contrib_amp`.
 7. A *report* says what a step did, or why it was skipped (`report`).
 8. *States* are what a resumed run needs, of this trainer or a stock one (`states`, `state_files`,
-   `schedules`, `stock_states`, `stock_pickle`).
+   `schedules`, `stock_states`).
 9. *Averages* of the weights advance with the applied steps (`ema`).
 """
 

@@ -10,8 +10,7 @@ replay with head gradients of zero finds a loss that ignores them.
 import functools
 import logging
 import math
-from contextlib import contextmanager
-from typing import Callable, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from gluon_amp.base.array_kinds import set_to_zero
 from gluon_amp.casting.snapshots import Snapshots
@@ -78,9 +77,11 @@ class FirstScale:
         retain it. `began` is the pass to which it belongs, and `written` what it writes to running
         statistics.
         """
-        found = Found(began.scale)
-        weights = self._gradients.weights()
-        with _kept(losses, tape, weights, run, retain_graph, began.searching) as kept:
+        contexts = {one.context for one in losses}
+        weights = [one for one in self._gradients.weights() if one.context in contexts]
+        kept = KeptPass(tape, weights, run, may_repeat=began.searching)
+        marked = clear_fresh(weights)
+        try:
             run(began.scale)
             # Wait for the pass first: on a CPU it writes statistics without MXNet's engine knowing.
             fits = all_finite([*self._gradients, *kept.written])
@@ -89,18 +90,28 @@ class FirstScale:
                 if check_heads and not self._heads_checked:
                     kept.check_heads()
                     self._heads_checked = True
-                if began.searching:
-                    # Only a lower scale than that of the earlier passes is of interest.
-                    high = began.scale if began.fitting is None else min(began.scale, began.fitting)
-                    low = self._scale.min_scale
-                    fitting = began.scale if fits else kept.search(low, high, began.scale)
-                    found = found._replace(fitting=fitting)
-                why_not = kept.why_not or (BESIDE_OTHERS if began.beside_others else "")
-                if not fits and not why_not and found.fitting:
-                    found = self._repeat(kept, began, found)
-                elif not fits:
-                    found = found._replace(not_repeated=why_not)
+                found = self._search(kept, began, fits)
+        finally:
+            with autograd.pause():
+                kept.restore()
+            mark_fresh(marked)
+        if not retain_graph:
+            free_graph([one.as_nd_ndarray() for one in losses])
         return found
+
+    def _search(self, kept: "KeptPass", began: Pass, fits: bool) -> Found:
+        """Look where a pass fits, and repeat it there if it overflowed."""
+        found = Found(began.scale)
+        if began.searching:
+            # Only a lower scale than that of the earlier passes is of interest.
+            high = began.scale if began.fitting is None else min(began.scale, began.fitting)
+            low = self._scale.min_scale
+            fitting = began.scale if fits else kept.search(low, high, began.scale)
+            found = found._replace(fitting=fitting)
+        why_not = kept.why_not or (BESIDE_OTHERS if began.beside_others else "")
+        if fits or (not why_not and not found.fitting):
+            return found
+        return found._replace(not_repeated=why_not) if why_not else self._repeat(kept, began, found)
 
     def _repeat(self, kept: "KeptPass", began: Pass, found: Found) -> Found:
         """Repeat an overflowed pass where it fits, with a margin, if that is lower than its scale.
@@ -319,31 +330,6 @@ def _judge(tape: Optional[Tape], weights: List[NDArray]) -> Tuple[str, bool]:
     known = is_measured(once)
     reason = "has other gradients in a second backward pass" if known else "runs code of its own"
     return f"the operator {once} {reason}", known
-
-
-@contextmanager
-def _kept(
-    losses: Iterable[NDArray],
-    tape: Optional[Tape],
-    weights: Iterable[NDArray],
-    run: Callable[[float], None],
-    retain_graph: bool,
-    may_repeat: bool,
-) -> Iterator[KeptPass]:
-    """Keep the graph of the backward pass that runs inside, and yield what replays it."""
-    losses = [one.as_nd_ndarray() for one in losses]
-    contexts = {one.context for one in losses}
-    weights = [weight for weight in weights if weight.context in contexts]
-    kept = KeptPass(tape, weights, run, may_repeat)
-    marked = clear_fresh(weights)
-    try:
-        yield kept
-    finally:
-        with autograd.pause():  # users may call backward() while recording
-            kept.restore()
-        mark_fresh(marked)
-    if not retain_graph:
-        free_graph(losses)
 
 
 def free_graph(losses: List[NDArray]) -> None:

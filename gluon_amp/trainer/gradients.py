@@ -19,14 +19,7 @@ import numpy as np
 from gluon_amp.base.array_kinds import of_kind, set_to_zero, zeros_like
 from gluon_amp.base.host import on_cpu
 from gluon_amp.base.writes import version
-from gluon_amp.optimizer.arrays import (
-    add_scaled,
-    add_up,
-    all_finite,
-    finite,
-    multiply,
-    square_sums,
-)
+from gluon_amp.optimizer.arrays import add_scaled, add_up, all_finite, finite, multiply, square_sums
 from gluon_amp.optimizer.base import cast, dense
 
 import mxnet as mx

@@ -94,16 +94,12 @@ class Skips:
 
 def log_skip(report: StepReport, cause: str) -> None:
     """Log a skip in one line; without an overflow, with its cause."""
-    why_not = f" (not repeated: {report.not_repeated})" if report.not_repeated else ""
-    logger.info(
-        "Step skipped: %s; next scale %g, %d skipped so far.",
-        f"gradients of {first_few(report.overflow, limit=5)} overflowed at loss scale "
-        f"{report.loss_scale:g}{why_not}"
-        if report.overflow
-        else cause,
-        report.next_loss_scale,
-        report.skipped_total,
-    )
+    if report.overflow:
+        names = first_few(report.overflow, limit=5)
+        cause = f"gradients of {names} overflowed at loss scale {report.loss_scale:g}"
+        cause += f" (not repeated: {report.not_repeated})" if report.not_repeated else ""
+    message = "Step skipped: %s; next scale %g, %d skipped so far."
+    logger.info(message, cause, report.next_loss_scale, report.skipped_total)
 
 
 def too_many_skips(report: StepReport, in_vain: int, limit: str, cause: str) -> Exception:

@@ -3,17 +3,7 @@
 import math
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterator,
-    List,
-    Optional,
-    Sequence,
-    Tuple,
-    Union,
-)
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -42,15 +32,9 @@ from gluon_amp.trainer.loss_scale import (
     resolve,
     whole_number,
 )
-from gluon_amp.trainer.report import (
-    Skips,
-    StepReport,
-    cause_of_overflow,
-    log_skip,
-    too_many_skips,
-)
+from gluon_amp.trainer.report import Skips, StepReport, cause_of_overflow, log_skip, too_many_skips
 from gluon_amp.trainer.state import LOCK, Found, Gradients, Pass, Phase, StepState
-from gluon_amp.trainer.update import Master, masters_of, update
+from gluon_amp.trainer.update import masters_of, update
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -349,8 +333,9 @@ class ScaledTrainer(gluon.Trainer):
     ) -> Tuple[Pass, Optional[tape.Tape], snapshots.Snapshots]:
         """Return the pass that begins, what autograd recorded of it, and what it writes."""
         with LOCK:
-            began, self._state = self._state.with_pass(self.loss_scale, afresh)
+            began = self._state.begin_pass(self.loss_scale, afresh)
             self.loss_scale.begin_pass(began)
+            self._set_pass(began)
         recorded = tape.read(losses)
         return began, recorded, statistics.begin_backward(recorded, self.statistics)
 
@@ -358,8 +343,14 @@ class ScaledTrainer(gluon.Trainer):
         """Record a pass that has ended, or whose end will not be known."""
         with LOCK:  # so that they are recorded in the order in which they ended
             written = snapshots.ended(written) if is_known else written
-            self._state = self._state.with_backward(written, losses, found)
-            self.loss_scale.last_pass = self._state.own
+            own = self._state.own
+            assert own is not None
+            self._set_pass(own.with_backward(losses, found).with_written(written))
+
+    def _set_pass(self, own: Pass) -> None:
+        """Set this trainer's passes, which belong to the loss scale too."""
+        self._state = replace(self._state, own=own)
+        self.loss_scale.last_pass = own
 
     def _add_to_sums(self, weights: Sequence[nd.NDArray], scale: float) -> bool:
         """Add gradients of a pass to the sums; return False if the pass is dropped."""
@@ -437,8 +428,7 @@ class ScaledTrainer(gluon.Trainer):
             scale = self._first_scale.agree(current)
             if scale != current.scale:
                 with LOCK:
-                    self._state = self._state.with_scale(self.loss_scale, scale)
-                    self.loss_scale.last_pass = self._state.own
+                    self._set_pass(replace(self.current_pass(), scale=scale))
         self._gradients.reduce(divisor)
         if self._gradients.are_exchanged:
             self._record_changes(reduced=True, divisor=divisor * self._state.gradients.divisor)
@@ -449,7 +439,7 @@ class ScaledTrainer(gluon.Trainer):
         if state.summed and state.phase is not Phase.REPLACED:
             scale = self.current_pass().scale
             self._gradients.put_sums(state.kept, state.dropped)
-            self._state = state.with_sums()
+            self._state = replace(self._state, phase=Phase.REPLACED)
             self._record_changes(divisor=scale)
 
     def _latest_gradients(self) -> Gradients:
@@ -466,10 +456,8 @@ class ScaledTrainer(gluon.Trainer):
     def _record_changes(self, **changes: Any) -> None:
         """Record what was done to the gradients, in fields of `Gradients`."""
         fresh = clear_fresh(self._gradients.weights())
-        self._state = self._state.after_changes(fresh, **changes)
-
-    def _used_gradients(self) -> Named:
-        return self._gradients.used(self._state.gradients.is_fresh)
+        gradients = self._state.gradients.after(fresh, **changes)
+        self._state = replace(self._state, gradients=gradients)
 
     # ------------------------------------------------------------------ clipping
 
@@ -497,9 +485,11 @@ class ScaledTrainer(gluon.Trainer):
         guards.check_dense(self.parameters, "clip_global_norm()")
         max_norm = guards.positive("max_norm", max_norm)
         batch_size = guards.batch_size(batch_size, self.rescale)
-        self._check_pass_and_dtypes()
+        self.current_pass()  # raises if there is none
+        self._options.check_dtypes()
         self._reduce(divide=True)
-        norm, finite = self._gradients.measure(self._used_gradients())
+        used = self._gradients.used(self._state.gradients.is_fresh)
+        norm, finite = self._gradients.measure(used)
         norm *= (abs(self.rescale) / batch_size) / self.used_scale()
         clip_factor = max_norm / norm if max_norm < norm < np.inf else 1.0
         self._record_changes(clip_factor=clip_factor, norm=norm, finite=finite)
@@ -564,13 +554,10 @@ class ScaledTrainer(gluon.Trainer):
         super().step(batch_size, ignore_stale_grad)
         return self._end_step(StepReport(applied=True, loss_scale=1.0, next_loss_scale=1.0))
 
-    def _check_pass_and_dtypes(self) -> None:
-        self.current_pass()  # raises if there is none
-        self._options.check_dtypes()
-
     def _begin_step(self, ignore_stale_grad) -> None:
         """Raise errors of the caller before anything is reduced, then call the listeners."""
-        self._check_pass_and_dtypes()
+        self.current_pass()  # raises if there is none
+        self._options.check_dtypes()
         self._use_sums()
         self._latest_gradients()
         if not ignore_stale_grad:
@@ -663,14 +650,6 @@ class ScaledTrainer(gluon.Trainer):
 
     # ------------------------------------------------------------------ masters
 
-    def masters(self) -> Iterator[Master]:
-        """Yield (key, weight, master) for each float16 weight that has a master, on each device.
-
-        The key is (number of the device, number of the parameter). Call `refresh_masters` first if
-        the weights may have been written since the last step.
-        """
-        return masters_of(self)
-
     def refresh_masters(self) -> None:
         """Update the masters of weights that were written since the last step.
 
@@ -678,7 +657,7 @@ class ScaledTrainer(gluon.Trainer):
         weight. `step` calls it.
         """
         guards.check_own_weights(self.parameters)
-        for _, weight, master in self.masters():
+        for _, weight, master in masters_of(self):
             masters.sync_master(weight, master)
 
     def master_params(self) -> Dict[str, nd.NDArray]:
@@ -779,7 +758,10 @@ class ScaledTrainer(gluon.Trainer):
                 array.wait_to_read()
         if written:
             with LOCK:
-                self._state = self._state.with_written(self.loss_scale, written)
+                current = self._state.find_pass(self.loss_scale)
+                if current is not None:
+                    own = current.with_written(snapshots.ended(written))
+                    self._state = replace(self._state, own=own)
 
     def _init_kvstore(self):
         config = self._kvstore_params

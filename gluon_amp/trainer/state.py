@@ -87,16 +87,17 @@ class Pass:
         present = scale.checked_scale()
         return cls(present, present, scale.searching, scale.at_floor, **fields)
 
-    def with_backward(
-        self, written: snapshots.Snapshots, losses: Iterable[NDArray], found: Found
-    ) -> "Pass":
+    def with_written(self, written: snapshots.Snapshots) -> "Pass":
+        """Return it with one more write to running statistics."""
+        return replace(self, written=snapshots.followed_by(self.written, written))
+
+    def with_backward(self, losses: Iterable[NDArray], found: Found) -> "Pass":
         """Return it with one more backward pass."""
         known = [one for one in (self.fitting, found.fitting) if one is not None]
         return replace(
             self,
             scale=found.scale if found.retried else self.scale,
             retried=self.retried or found.retried,
-            written=snapshots.followed_by(self.written, written),
             losses=tuple(one.detach() for one in losses),
             fitting=min(known, default=None),
             not_repeated=self.not_repeated or found.not_repeated,
@@ -118,6 +119,10 @@ class Gradients:
     norm: Optional[float] = None  # the result of `clip_global_norm`
     # The versions of gradients, by their `id`, that `clip_global_norm` found to be finite.
     finite: Mapping[int, Optional[int]] = field(default_factory=dict)
+
+    def after(self, fresh: Iterable[NDArray], **changes: Any) -> "Gradients":
+        """Return it after changes; MXNet's marks of these weights were cleared for them."""
+        return replace(self, fresh={**self.fresh, **{id(one): one for one in fresh}}, **changes)
 
     def still_finite(self, gradients: Iterable[NDArray]) -> bool:
         """Return whether gradients are known to be finite, without a look at their elements."""
@@ -173,29 +178,20 @@ class StepState:
             )
         return replace(self, phase=phase, has_summed=self.has_summed or accumulate)
 
-    def with_pass(self, scale: LossScale, afresh: bool) -> Tuple[Pass, "StepState"]:
-        """Return the pass to which a backward pass belongs that begins now, and the state with it.
+    def counting(self, kept: bool) -> "StepState":
+        """Return it with one more pass of `backward(accumulate=True)`, kept or dropped."""
+        return replace(self, kept=self.kept + kept, dropped=self.dropped + (not kept))
+
+    def begin_pass(self, scale: LossScale, afresh: bool) -> Pass:
+        """Return the pass to which a backward pass belongs that begins now.
 
         If `afresh`, it has the present scale, whatever earlier passes of the step have.
         """
         if self.own is None:
-            own = Pass.at(scale, beside_others=scale.pass_is_pending)
-        elif afresh:
-            own = Pass.at(scale, **{name: getattr(self.own, name) for name in OF_A_STEP})
-        else:
-            own = self.own
-        return own, replace(self, own=own)
-
-    def with_backward(
-        self, written: snapshots.Snapshots, losses: Iterable[NDArray], found: Found
-    ) -> "StepState":
-        """Return it with a backward pass that has run; see `with_pass`."""
-        assert self.own is not None
-        return replace(self, own=self.own.with_backward(written, losses, found))
-
-    def counting(self, kept: bool) -> "StepState":
-        """Return it with one more pass of `backward(accumulate=True)`, kept or dropped."""
-        return replace(self, kept=self.kept + kept, dropped=self.dropped + (not kept))
+            return Pass.at(scale, beside_others=scale.pass_is_pending)
+        if afresh:
+            return Pass.at(scale, **{name: getattr(self.own, name) for name in OF_A_STEP})
+        return self.own
 
     # ------------------------------------------------------------------ what a step uses
 
@@ -217,22 +213,6 @@ class StepState:
                 " loss scale (in an Estimator, batch_processor=amp.BatchProcessor() does)."
             )
         return current
-
-    def with_written(self, scale: LossScale, written: snapshots.Snapshots) -> "StepState":
-        """Return it with a write to statistics that has ended, in a pass which is its own then."""
-        current = self.find_pass(scale)
-        if current is None:
-            return self
-        both = snapshots.followed_by(current.written, snapshots.ended(written))
-        return replace(self, own=replace(current, written=both))
-
-    def with_scale(self, loss_scale: LossScale, scale: float) -> "StepState":
-        """Return it once the gradients of the current passes were brought to another scale."""
-        return replace(self, own=replace(self.current_pass(loss_scale), scale=scale))
-
-    def with_sums(self) -> "StepState":
-        """Return it once the sums are in the place of the gradients."""
-        return replace(self, phase=Phase.REPLACED)
 
     def after_writes(self, written: Mapping[int, str]) -> "StepState":
         """Return it once later backward passes wrote gradients that were looked at before.
@@ -260,14 +240,6 @@ class StepState:
                     "since the last step: call step(..., ignore_stale_grad=True) if a part of the "
                     "parameters is left out on purpose."
                 )
-
-    def after_changes(self, fresh: Iterable[NDArray], **changes: Any) -> "StepState":
-        """Return it after changes of the gradients, in fields of `Gradients`.
-
-        `fresh` are the weights of which MXNet's marks were cleared for this.
-        """
-        marked = {**self.gradients.fresh, **{id(weight): weight for weight in fresh}}
-        return replace(self, gradients=replace(self.gradients, fresh=marked, **changes))
 
     def ended(self, scale: LossScale) -> "StepState":
         """Return the state after a step."""

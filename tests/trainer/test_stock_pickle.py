@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gluon_amp import Trainer
-from gluon_amp.trainer import stock_pickle
+from gluon_amp.trainer import stock_states
 from tests.trainer.state_helpers import leaves, own, parameters, refuse, stock_trainer, train
 
 import mxnet as mx
@@ -135,8 +135,8 @@ def test_the_same_bytes_in_many_arrays_take_no_memory():
         array.data = arrays[0].data
     arrays[0].data += nd.ones((10**5,)).__getstate__()["handle"]
     with pytest.raises(ValueError, match="it holds the same bytes in several arrays"):
-        stock_pickle.read(pickle.dumps({0: arrays}))
-    assert stock_pickle.read(pickle.dumps({0: arrays[0]})).states[0].shape == (10**5,)
+        stock_states.read_pickle(pickle.dumps({0: arrays}))
+    assert stock_states.read_pickle(pickle.dumps({0: arrays[0]})).states[0].shape == (10**5,)
 
 
 def test_damaged_stock_files_are_refused_or_read(path):
@@ -170,7 +170,7 @@ def test_damaged_stock_files_are_refused_or_read(path):
 def test_the_reader_returns_plain_data():
     stock = train(stock_trainer("adam", "float16"))
     content = pickle.dumps((stock._updaters[0].states, stock.optimizer), 5)
-    read = stock_pickle.read(content)
+    read = stock_states.read_pickle(content)
     assert str(read.optimizer.kind) == "mxnet.optimizer.optimizer.Adam"
     assert read.optimizer.fields["beta2"] == 0.999
     assert read.optimizer.fields["_index_update_count"] == {0: 3, 1: 3, 2: 3}

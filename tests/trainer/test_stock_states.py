@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from gluon_amp import Trainer
-from gluon_amp.trainer import stock_pickle
+from gluon_amp.trainer import stock_states
 from tests.documents.test_documents import blocks, text_of
 from tests.trainer.state_helpers import (
     leaves,
@@ -191,7 +191,7 @@ def test_a_file_of_arrays_of_mx_np(path):
         stock = train(stock_trainer("adam", "float16"))
         stock.save_states(path)
         scalar = mx.np.ones(()).__getstate__()["handle"]
-    assert stock_pickle.ndarray(bytes(scalar)) == 1
+    assert stock_states.ndarray(bytes(scalar)) == 1
     params = parameters("float16")
     for param, value in zip(params, weights(stock)):
         param.set_data(nd.array(value, dtype="float16"))
