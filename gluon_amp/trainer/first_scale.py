@@ -139,7 +139,7 @@ class FirstScale:
     # ------------------------------------------------------------------ workers
 
     def fitting(self, overflowed: Pass) -> Optional[float]:
-        """Return the largest scale at which passes fit, the same on all workers.
+        """Return the largest scale at which passes fit, the same on all workers without sums.
 
         None if there is none. Call it after an overflow: gradients are overwritten.
         """
@@ -153,7 +153,7 @@ class FirstScale:
 
         Each of them may have repeated its own pass.
         """
-        if not (current.searching and self._gradients.cross_workers):
+        if not current.searching or not self._gradients.cross_workers or self._gradients.are_sums:
             return current.scale
         with restored(self._gradients):
             scale = self._smallest_of_workers(current.scale, current.began)
@@ -173,7 +173,8 @@ class FirstScale:
         gradients = self._gradients
         exchanged = [p.list_grad() for p in gradients.trained()]
         exchanged = [grads for grads in exchanged if grads[0].stype == "default"]
-        if not gradients.cross_workers or not exchanged:
+        # Where they use sums, each has a loss scale of its own, and looks where its passes fit.
+        if not gradients.cross_workers or not exchanged or gradients.are_sums:
             return own or None
 
         def fits_everywhere(candidate: float) -> bool:

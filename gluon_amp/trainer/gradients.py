@@ -173,6 +173,11 @@ class GradientArrays:
         return self._trainer._kvstore is not None or self.has_own_reduction
 
     @property
+    def are_sums(self) -> bool:
+        """Whether sums of passes are in the place of the parameters' gradients."""
+        return bool(self._own)
+
+    @property
     def cross_workers(self) -> bool:
         """Whether a reduction may exchange gradients with other workers."""
         store = self._trainer._kvstore
@@ -206,8 +211,8 @@ class GradientArrays:
 
     def reduce(self, divisor: float = 1.0) -> None:
         """Add them up over devices and workers, once `divide` has returned this divisor."""
-        here = [] if self._own else self._added_here()
-        if self._own and not self.has_own_reduction:
+        here = [] if self.are_sums else self._added_here()
+        if self.are_sums and not self.has_own_reduction:
             self._reduce_sums()
         elif not here:
             self._trainer._allreduce_grads()

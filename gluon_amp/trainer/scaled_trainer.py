@@ -298,7 +298,7 @@ class ScaledTrainer(gluon.Trainer):
         if summed and not self._add_to_sums(summed, found.scale):
             snapshots.undo((snapshots.ended(written),))
             self._end_pass((), losses, found)
-            self._report(False, found.fitting)
+            self._report(False, found.fitting or None)  # where it fits nowhere, it backs off
         else:
             self._end_pass(written, losses, found)
 
@@ -424,11 +424,10 @@ class ScaledTrainer(gluon.Trainer):
         self.ready()
         divisor = self._gradients.divide() if divide and self.scaling else 1.0
         current = self.current_pass()
-        if self._state.phase is not Phase.REPLACED:
-            scale = self._first_scale.agree(current)
-            if scale != current.scale:
-                with LOCK:
-                    self._set_pass(replace(self.current_pass(), scale=scale))
+        scale = self._first_scale.agree(current)
+        if scale != current.scale:
+            with LOCK:
+                self._set_pass(replace(self.current_pass(), scale=scale))
         self._gradients.reduce(divisor)
         if self._gradients.are_exchanged:
             self._record_changes(reduced=True, divisor=divisor * self._state.gradients.divisor)

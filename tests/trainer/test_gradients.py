@@ -78,6 +78,14 @@ def test_a_searched_pass_is_repeated_and_kept():
     assert trainer.master_params()["p"].asscalar() == -(0.5 + 2.0**8 + 2.0**13 + 1)
 
 
+def test_a_searched_pass_that_fits_nowhere_is_dropped_and_the_scale_backs_off():
+    p = parameter("p", [0.0])
+    trainer = trainer_of(p, scale="dynamic")
+    report = summed(trainer, [(p, [nan])], [(p, [1.0])])
+    assert (report.applied, report.passes, report.dropped) == (True, 1, 1)
+    assert (report.loss_scale, values(p)[0]) == (2.0**15, -2.0)
+
+
 def test_the_scale_grows_after_steps_and_not_after_passes():
     p = parameter("p", [0.0])
     trainer = trainer_of(p, scale=DynamicLossScale(8.0, growth_interval=2))
@@ -472,6 +480,20 @@ class TwoWorkers(KVStoreBase):
     @staticmethod
     def is_capable(capability):
         return False
+
+
+def test_workers_exchange_sums_under_keys_of_their_own():
+    """Where no pass fits either: each has its own loss scale then, and searches for it alone."""
+    keys, p = [], parameter("p", [1.0])
+
+    class Recording(TwoWorkers):
+        def pushpull(self, key, value, out=None, priority=0):
+            keys.append((key, np.dtype(value[0].dtype).name))
+
+    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, kvstore=Recording())
+    for factor in (nan, 0.5):
+        report = summed(trainer, [(p, [factor])])
+    assert (report.applied, values(p)[0], keys) == (True, 0.5, [(1, "float32")] * 2)
 
 
 def test_the_number_of_workers_counts():
