@@ -10,7 +10,7 @@ from gluon_amp import DynamicLossScale, Trainer
 from gluon_amp.graph import tape
 from gluon_amp.trainer.first_scale import largest_power
 from tests.casting.nets import small_net
-from tests.trainer.helpers import TWO, losses_on, parameter, run, same, values
+from tests.trainer.helpers import TWO, Reducing, losses_on, parameter, run, same, values
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -183,21 +183,10 @@ def test_a_pass_is_not_repeated_while_another_trainers_gradients_have_its_scale(
 # ------------------------------------------------------------------------------ other trainers
 
 
-class Reducing(gluon.Trainer):
-    """A trainer with a reduction of its own, as Horovod's: here the mean over one worker."""
-
-    reductions = 0
-
-    def _allreduce_grads(self):
-        self.reductions += 1
-        for param in self._params:
-            param.list_grad()[0][:] *= 1.0
-
-
 @pytest.mark.parametrize("stock", [gluon.Trainer, Reducing])
 def test_a_trainer_after_init_trainer(stock):
     p = parameter("p", [0.0])
-    trainer = stock([p], "sgd", {"multi_precision": True, "learning_rate": 2.0**-6}, kvstore=None)
+    trainer = stock([p], "sgd", {"multi_precision": True, "learning_rate": 2.0**-6})
     amp.init_trainer(trainer)
     assert run(trainer, [(p, [2.0**8])]).retried
     report = run(trainer, [(p, [2.0**8])])

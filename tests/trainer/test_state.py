@@ -275,6 +275,16 @@ def test_the_passes_of_each_trainer_have_the_scale_that_they_began_with():
     assert run(first, [(p, [0.5])]).loss_scale == 4.0
 
 
+def test_a_shared_pass_says_nothing_about_the_scale_at_which_another_trainers_gradients_fit():
+    shared = amp.DynamicLossScale()
+    p, q, first, second = sharing(shared, (1.0, 0.0))
+    with autograd.record():
+        loss = nd.cast(p.data(), "float32") * 0.25 + nd.sqrt(nd.cast(q.data(), "float32"))
+    first.backward(loss)  # q's gradient is infinite at any scale, and p's fits at 2**16
+    assert first.step(1).loss_scale == 2.0**13
+    assert second.step(1).next_loss_scale == 2.0**5  # as little is known as without replays
+
+
 def test_a_shared_pass_is_undone_by_the_trainer_that_did_not_run_it():
     """Its step also copies the statistics of the first device to the second one."""
     nets = norm_net(prefix="a_"), norm_net(prefix="b_")
