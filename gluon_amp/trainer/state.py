@@ -2,19 +2,19 @@
 
 A trainer holds a `StepState`. Its phase says what a call leads to, and any other call raises here:
 
-=======  ==========  ==========================  =================  ============
-phase    backward()  backward(accumulate=True)   clip, allreduce,   step, update
-                                                 unscale
-=======  ==========  ==========================  =================  ============
-READY    WRITTEN     SUMMED                      raise              raise
-WRITTEN  WRITTEN     raise                       WRITTEN            READY
-SUMMED   raise       SUMMED                      REPLACED           READY
-REPLACED raise       raise                       REPLACED           READY
-=======  ==========  ==========================  =================  ============
+========  ==========  =========================  ========================  ============
+phase     backward()  backward(accumulate=True)  clip, allreduce, unscale  step, update
+========  ==========  =========================  ========================  ============
+READY     WRITTEN     SUMMED                     raise                     raise
+WRITTEN   WRITTEN     raise                      WRITTEN                   READY
+SUMMED    raise       SUMMED                     REPLACED                  READY
+REPLACED  raise       raise                      REPLACED                  READY
+========  ==========  =========================  ========================  ============
 
 Without a loss scale, or with the pass of another trainer that has the same one, a READY trainer has
 gradients too. WRITTEN gradients that were reduced or unscaled have to be overwritten by a later
-pass, which only MXNet's marks show: see `StepState.after_writes`.
+pass, which only MXNet's marks show: see `StepState.after_writes`. In any phase, averaged
+weights and parameters that were cast raise: `guards.check_own_weights`, `Options.check_dtypes`.
 
 A `Pass` belongs to the loss scale: trainers that share a scale may step on the passes of another.
 """
