@@ -304,6 +304,19 @@ def test_a_sum_above_65504_is_applied_and_exact(ctx, divisor, kvstore):
     assert p.grad(ctx[0]).asnumpy().item() == 1.5 * SCALE * len(ctx) / divisor
 
 
+@pytest.mark.parametrize("kvstore", ["device", "local"])
+def test_three_gradients_are_added_in_the_order_of_the_kvstore(kvstore):
+    store = mx.kv.create(kvstore)
+    store.init(0, nd.zeros((1,), dtype="float16"))
+    for factors in ((2048, 1, 1), (1, 2048, 1), (1, 1, 2048)):
+        p, trainer = built(ctx=THREE, kvstore=kvstore, loss_scale=1.0)
+        backward(trainer, p, factors, THREE)
+        expected = [grad.copy() for grad in p.list_grad()]
+        store.pushpull(0, expected)
+        trainer.allreduce_grads()
+        assert p.grad(THREE[0]).asscalar() == expected[0].asscalar()
+
+
 # What reads or writes float16 outside of the graph: copies, and operators of our library
 QUICK = (
     r"_gluon_amp_\w+|CopyCPU2CPU|_zeros|zeros_like|SetValueOp|_full|DeleteVariable|WaitForVar|held"
