@@ -237,7 +237,7 @@ def test_a_reduction_of_its_own_gets_the_sums_and_then_each_step_has_them():
 def test_parameters_that_only_some_passes_reach():
     p, q, r = (parameter(name, [0.0]) for name in "pqr")
     trainer = trainer_of(p, q, r)
-    summed(trainer, [(p, [1.0])], [(p, [0.5]), (q, [0.25])], step=False)
+    summed(trainer, [(p, [1.0]), (q, [0.25])], [(p, [0.5])], step=False)
     with pytest.raises(UserWarning, match="gradient of r"):
         trainer.step(1)
     assert trainer.step(1, ignore_stale_grad=True).applied
@@ -493,6 +493,21 @@ def test_workers_exchange_sums_under_keys_of_their_own():
     for factor in (nan, 0.5):
         report = summed(trainer, [(p, [factor])])
     assert (report.applied, values(p)[0], keys) == (True, 0.5, [(1, "float32")] * 2)
+
+
+def test_workers_agree_on_the_lowest_of_their_first_scales():
+    p = parameter("p", [1.0])
+
+    class WithALowerOne(TwoWorkers):
+        exchanged = 0
+
+        def pushpull(self, key, value, out=None, priority=0):
+            value[0][:] += 0 if self.exchanged else inf  # of the other, which does not fit at 2**16
+            self.exchanged += 1
+
+    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, kvstore=WithALowerOne())
+    report = run(trainer, [(p, [0.5])])
+    assert (report.loss_scale, report.next_loss_scale, values(p)[0]) == (2.0**15, 2.0**15, 0.5)
 
 
 def test_the_number_of_workers_counts():

@@ -166,12 +166,12 @@ def test_a_pass_that_mixes_its_gradients_with_reduced_or_unscaled_ones_is_refuse
 
 
 def test_a_pass_that_adds_on_one_device_needs_no_new_reduction():
-    p = parameter("p", [0.0], grad_req="add")
-    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=8)
-    run(trainer, [(p, [1.0])], step=False)
+    p, q = parameter("p", [0.0], grad_req="add"), parameter("q", [0.0])
+    trainer = Trainer([p, q], "sgd", {"learning_rate": 1.0}, loss_scale=8)
+    run(trainer, [(p, [1.0]), (q, [0.5])], step=False)
     trainer.clip_global_norm(0.5)
     run(trainer, [(p, [2.0])])
-    assert values(p)[0] == -3.0
+    assert (values(p)[0], values(q)[0]) == (-3.0, -0.5)  # q's gradient is not stale
 
 
 # ------------------------------------------------------------------------------ what is measured
