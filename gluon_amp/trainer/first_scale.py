@@ -127,7 +127,7 @@ class FirstScale:
         factor = lower / began.scale if began.losses else 1.0  # what a user adds to has no scale
         kept.restore()
         if factor != 1:
-            self._gradients.multiply(factor)  # those that the pass adds to are set by `repeat`
+            multiply(self._gradients, factor)  # those that the pass adds to are set by `repeat`
         kept.repeat(lower, factor)
         logger.info(
             "Backward pass repeated: gradients overflowed at loss scale %g and fit at %g.",
@@ -160,7 +160,7 @@ class FirstScale:
         if scale is None:
             return current.scale
         if scale < current.scale:
-            self._gradients.multiply(scale / current.scale)
+            multiply(self._gradients, scale / current.scale)
         if scale < current.began:
             self._scale.scale = scale
         return min(scale, current.scale)

@@ -90,10 +90,6 @@ class GradientArrays:
         versions = {id(grad): version(grad) for grad in grads} if np.isfinite(sums).all() else {}
         return math.sqrt(sum(counted)), versions
 
-    def multiply(self, factor: float) -> None:
-        """Multiply all of them, in place."""
-        multiply(self, factor)
-
     def set_to_zero(self) -> None:
         """Set all to zero, and clear MXNet's marks.
 

@@ -8,6 +8,7 @@ A trainer reads ``scale`` before the backward pass and calls ``update(finite)`` 
 """
 
 import math
+import threading
 from numbers import Integral, Real
 from typing import Any, Optional, Tuple, Union
 
@@ -26,6 +27,10 @@ MARGIN_BITS = 3
 # If a pass cannot be replayed, it is assumed to fit at this share of its scale. With the margin, a
 # scale of 65536 becomes 256, near the 128 of MXNet's published recipes.
 GUESS = 2.0**-5
+
+# States of steps are replaced, and scales updated, under one lock: GluonCV runs backward passes in
+# threads, and trainers in several threads may share a scale.
+LOCK = threading.RLock()
 
 # The state of a DynamicLossScale.
 POWERS_OF_TWO = ("scale", "growth_factor", "backoff_factor", "min_scale", "max_scale")
@@ -126,16 +131,17 @@ class LossScale:
         `fitting` is the largest scale at which an overflowing pass fits, if the scale was searching
         and there is one.
         """
-        if self._outcome is None:
-            self._outcome = finite, self.state_dict()
-            self.update(finite)
-        elif self._outcome[0] and not finite:
-            _, before = self._outcome
-            self.load_state_dict(before)
-            self.update(False)
-            self._outcome = False, before
-        if fitting is not None:
-            self.lower_to(fitting)
+        with LOCK:
+            if self._outcome is None:
+                self._outcome = finite, self.state_dict()
+                self.update(finite)
+            elif self._outcome[0] and not finite:
+                _, before = self._outcome
+                self.load_state_dict(before)
+                self.update(False)
+                self._outcome = False, before
+            if fitting is not None:
+                self.lower_to(fitting)
 
     def lower_to(self, fitting: float) -> None:
         """Lower the scale to where a pass with this largest fitting scale has a margin."""

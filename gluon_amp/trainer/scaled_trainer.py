@@ -16,7 +16,14 @@ from gluon_amp.casting.stale_trainer import DtypesAtBuild
 from gluon_amp.graph import tape
 from gluon_amp.lowering import delayed_scaling
 from gluon_amp.optimizer import ExactFloat, masters
-from gluon_amp.optimizer.arrays import all_finite, finite, flatten, head_gradients, mean
+from gluon_amp.optimizer.arrays import (
+    all_finite,
+    finite,
+    flatten,
+    head_gradients,
+    mean,
+    multiply,
+)
 from gluon_amp.optimizer.base import cast
 from gluon_amp.trainer import guards
 from gluon_amp.trainer.contrib_amp_scaler import ContribAmpScaler
@@ -24,6 +31,7 @@ from gluon_amp.trainer.first_scale import NOT_KEPT, FirstScale
 from gluon_amp.trainer.gradients import GradientArrays, Named, clear_fresh, mark_fresh
 from gluon_amp.trainer.loss_scale import (
     BY_DTYPE,
+    LOCK,
     DynamicLossScale,
     FiniteCheck,
     LossScale,
@@ -33,7 +41,7 @@ from gluon_amp.trainer.loss_scale import (
     whole_number,
 )
 from gluon_amp.trainer.report import Skips, StepReport, cause_of_overflow, log_skip, too_many_skips
-from gluon_amp.trainer.state import LOCK, Found, Gradients, Pass, Phase, StepState
+from gluon_amp.trainer.state import Found, Gradients, Pass, Phase, StepState
 from gluon_amp.trainer.update import masters_of, update
 
 import mxnet as mx
@@ -298,7 +306,8 @@ class ScaledTrainer(gluon.Trainer):
         if summed and not self._add_to_sums(summed, found.scale):
             snapshots.undo((snapshots.ended(written),))
             self._end_pass((), losses, found)
-            self._report(False, found.fitting or None)  # where it fits nowhere, it backs off
+            # Where it fits nowhere, the scale backs off.
+            self.loss_scale.update_once(False, found.fitting or None)
         else:
             self._end_pass(written, losses, found)
 
@@ -359,11 +368,6 @@ class ScaledTrainer(gluon.Trainer):
             self._state = self._state.counting(kept)
         return kept
 
-    def _report(self, finite: bool, fitting: Optional[float] = None) -> None:
-        """Update the loss scale, which counts each pass once."""
-        with LOCK:
-            self.loss_scale.update_once(finite, fitting)
-
     def _end_passes(self) -> None:
         """Forget passes and gradients after a step."""
         self._state = self._state.ended(self.loss_scale)
@@ -400,7 +404,7 @@ class ScaledTrainer(gluon.Trainer):
         scale = self.used_scale()
         guards.check_unscaled(self._gradients)
         if scale != 1:
-            self._gradients.multiply(1 / scale)
+            multiply(self._gradients, 1 / scale)
             self._record_changes(divisor=self.current_pass().scale)
 
     def allreduce_grads(self) -> None:
@@ -549,7 +553,8 @@ class ScaledTrainer(gluon.Trainer):
     def _step_on_kvstore(self, batch_size, ignore_stale_grad) -> StepReport:
         """Make the step of a stock trainer, as parameters stored as row_sparse need it."""
         self._options.check_dtypes()
-        self._call_step_listeners()
+        for listener in tuple(self.step_listeners):
+            listener()
         super().step(batch_size, ignore_stale_grad)
         return self._end_step(StepReport(applied=True, loss_scale=1.0, next_loss_scale=1.0))
 
@@ -562,9 +567,6 @@ class ScaledTrainer(gluon.Trainer):
         if not ignore_stale_grad:
             # gluon.Trainer raises this in the middle of the update, after it cleared some marks.
             self._state.check_written(self._gradients.trained())
-        self._call_step_listeners()
-
-    def _call_step_listeners(self) -> None:
         for listener in tuple(self.step_listeners):
             listener()
 
@@ -596,7 +598,7 @@ class ScaledTrainer(gluon.Trainer):
         else:
             self._apply(batch_size, stepped_on.scale / state.gradients.divisor, ignore_stale_grad)
             if grads:
-                self._report(True)
+                scale.update_once(True)
                 self.skips = replace(self.skips, in_vain=0)
         report = replace(report, next_loss_scale=scale.scale, skipped_total=self.skips.total)
         delayed_scaling.end_step(self.parameters, report.applied)
@@ -620,7 +622,7 @@ class ScaledTrainer(gluon.Trainer):
         overflow = tuple(name for name, flags in finite_by_name if not all(flags))
         fitting = self._first_scale.fitting(stepped_on) if stepped_on.searching else None
         self._skip()
-        self._report(False, fitting)
+        self.loss_scale.update_once(False, fitting)
         cause, curable = cause_of_overflow(self.parameters, stepped_on)
         fits_nowhere = stepped_on.searching and fitting is None
         in_vain = stepped_on.at_floor or fits_nowhere or not curable

@@ -19,7 +19,6 @@ weights and parameters that were cast raise: `guards.check_own_weights`, `Option
 A `Pass` belongs to the loss scale: trainers that share a scale may step on the passes of another.
 """
 
-import threading
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, Iterable, Mapping, NamedTuple, Optional, Tuple
@@ -30,10 +29,6 @@ from gluon_amp.trainer.loss_scale import LossScale
 
 from mxnet import gluon
 from mxnet.ndarray import NDArray
-
-# States are replaced, and scales updated, under one lock: GluonCV runs backward passes in threads,
-# and trainers in several threads may share a scale.
-LOCK = threading.RLock()
 
 
 class Phase(Enum):
