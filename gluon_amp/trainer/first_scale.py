@@ -109,21 +109,23 @@ class FirstScale:
             fitting = began.scale if fits else kept.search(low, high, began.scale)
             found = found._replace(fitting=fitting)
         why_not = kept.why_not or (BESIDE_OTHERS if began.beside_others else "")
-        if fits or (not why_not and not found.fitting):
+        if fits:
             return found
-        return found._replace(not_repeated=why_not) if why_not else self._repeat(kept, began, found)
-
-    def _repeat(self, kept: "KeptPass", began: Pass, found: Found) -> Found:
-        """Repeat an overflowed pass where it fits, with a margin, if that is lower than its scale.
-
-        The gradients of earlier passes of the step are brought to the new scale. With the margin, a
-        sum of finite gradients is finite.
-        """
-        assert found.fitting
+        if why_not or not found.fitting:
+            return found._replace(not_repeated=why_not)
         self._scale.lower_to(found.fitting)
         lower = self._scale.checked_scale()
         if lower >= began.scale:
             return found
+        self._repeat(kept, began, lower)
+        return found._replace(scale=lower, retried=True)
+
+    def _repeat(self, kept: "KeptPass", began: Pass, lower: float) -> None:
+        """Repeat an overflowed pass at a lower scale, which has a margin.
+
+        The gradients of earlier passes of the step are brought to it. With the margin, a sum of
+        finite gradients is finite.
+        """
         factor = lower / began.scale if began.losses else 1.0  # what a user adds to has no scale
         kept.restore()
         if factor != 1:
@@ -134,7 +136,6 @@ class FirstScale:
             began.scale,
             lower,
         )
-        return found._replace(scale=lower, retried=True)
 
     # ------------------------------------------------------------------ workers
 
