@@ -128,6 +128,15 @@ def test_a_sum_that_overflows_is_repeated_though_its_passes_fit():
     assert (report.applied, report.loss_scale, values(p)[0]) == (True, 2.0**13, -1.5)
 
 
+def test_a_pass_is_not_repeated_after_one_of_its_step_that_fits_nowhere():
+    p = parameter("p", [0.0])
+    trainer = Trainer([p], "sgd")
+    for factor in (nan, 2.0**8):
+        run(trainer, [(p, [factor])], step=False)
+    report = trainer.step(1)
+    assert (report.applied, report.retried, report.next_loss_scale) == (False, False, 2.0**15)
+
+
 @pytest.mark.parametrize(
     "factors, plain_sums, scale",
     [
