@@ -84,7 +84,7 @@ def test_an_import_upwards_and_a_room_without_a_floor_fail_the_lint(checkout):
     for path, line in (
         ("gluon_amp/policy/cast_pass.py", "from gluon_amp.trainer import Trainer"),
         ("gluon_amp/training/data/loader.py", "from gluon_amp.policy import Policy"),
-        ("gluon_amp/trainer/passes.py", "from gluon_amp.inspection import describe"),
+        ("gluon_amp/trainer/state.py", "from gluon_amp.inspection import describe"),
         ("gluon_amp/training/runs/loop.py", "import gluon_amp.training.tables"),
         ("gluon_amp/new_room.py", ""),
     ):
@@ -124,7 +124,7 @@ def private_imports(source):
 @pytest.mark.parametrize("folder", OURS)
 def test_no_file_imports_a_private_name(folder):
     assert private_imports(
-        "from gluon_amp.trainer.passes import (\n    Pass,\n    _private,\n)"
+        "from gluon_amp.trainer.state import (\n    Pass,\n    _private,\n)"
     ) == ["_private"]
     for path in (ROOT / folder).rglob("*.py"):
         assert private_imports(path.read_text()) == [], path

@@ -64,7 +64,7 @@ def exchanged(parts: Arrays, dtype: str, order: str, predivided: bool) -> np.nda
 
     `dtype` is that of the wire and of the sums, to which the parts are rounded first. If they are
     predivided, the summands are divided by a power of two that is at least their number, and the
-    sum is multiplied by it. See `gluon_amp.trainer.scaled_gradients`.
+    sum is multiplied by it. See `gluon_amp.trainer.gradients`.
     """
     factor = np.float32(2.0 ** (len(parts) - 1).bit_length() if predivided else 1)
     # as `grad *= 1 / factor` does in the gradient's dtype

@@ -13,7 +13,7 @@ from typing import Any, Sequence, Tuple
 from gluon_amp.base.messages import first_few
 from gluon_amp.casting.arguments import map_arrays
 from gluon_amp.checkpoint import load_checkpoint, read_extra, save_checkpoint
-from gluon_amp.trainer.scaled_steps import check_scaled
+from gluon_amp.trainer.scaled_trainer import check_scaled
 
 from mxnet import autograd
 from mxnet.gluon.contrib import estimator as stock

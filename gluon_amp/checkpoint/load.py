@@ -16,7 +16,7 @@ from gluon_amp.optimizer.base import cast
 from gluon_amp.policy import PRESETS, STRING_KEYS
 from gluon_amp.trainer import states
 from gluon_amp.trainer.ema import averages_of
-from gluon_amp.trainer.scaled_steps import check_scaled
+from gluon_amp.trainer.scaled_trainer import check_scaled
 
 from mxnet import autograd, gluon, nd
 
@@ -206,7 +206,7 @@ def _check_policy(path, policies, net) -> None:
 def _policy_names(policies: Dict[str, tuple]) -> str:
     """Return names of policies, and of the blocks that each of them casts."""
     known = {dtypes: name for name, dtypes in reversed(list(PRESETS.items()))}
-    blocks = {}
+    blocks: Dict[str, List[str]] = {}
     for block, dtypes in policies.items():
         pairs = (f"{key}={dtype}" for key, dtype in zip(STRING_KEYS, dtypes))
         blocks.setdefault(repr(known.get(dtypes) or ",".join(pairs)), []).append(block)

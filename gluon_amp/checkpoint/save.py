@@ -13,7 +13,7 @@ from gluon_amp.checkpoint.names import STEP, numbered
 from gluon_amp.files import archive, atomic
 from gluon_amp.trainer.ema import averages_of
 from gluon_amp.trainer.loss_scale import whole_number
-from gluon_amp.trainer.scaled_steps import check_scaled
+from gluon_amp.trainer.scaled_trainer import check_scaled
 
 from mxnet import gluon
 
@@ -117,7 +117,8 @@ def _collect(net, trainer, extra) -> Tuple[dict, Dict[str, np.ndarray]]:
         )
     masters = trainer.master_params()  # this syncs them, so it comes before `state_dict`
     wide = {name: masters[params[name].name] for name in trained}
-    arrays, saved = {}, {}
+    arrays: archive.Arrays = {}
+    saved = {}
     for name, param in params.items():
         values = param.list_data() if is_statistic(param) else param.list_data()[:1]
         if name in wide and np.dtype(param.dtype) == np.float16:
@@ -140,7 +141,7 @@ def _collect(net, trainer, extra) -> Tuple[dict, Dict[str, np.ndarray]]:
     for number, ema in enumerate(averages_of(trainer)):
         averages = ema.averages
         names = [name for name, param in params.items() if param.name in averages]
-        keys = {name: f"averages/{number}/{name}" for name in names}
-        arrays.update((key, host_copy(averages[params[name].name])) for name, key in keys.items())
-        header.setdefault("averages", []).append(keys)
+        places = {name: f"averages/{number}/{name}" for name in names}
+        arrays.update((at, host_copy(averages[params[name].name])) for name, at in places.items())
+        header.setdefault("averages", []).append(places)
     return header, arrays

@@ -9,7 +9,7 @@ from gluon_amp.inspection import look
 from gluon_amp.inspection.values import WIDTH, Preformatted
 from gluon_amp.trainer import guards
 from gluon_amp.trainer.loss_scale import LARGEST, MARGIN_BITS, SMALLEST
-from gluon_amp.trainer.scaled_steps import check_scaled
+from gluon_amp.trainer.scaled_trainer import check_scaled
 
 from mxnet import gluon
 

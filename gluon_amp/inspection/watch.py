@@ -20,7 +20,7 @@ from gluon_amp.inspection.recording import Recording
 from gluon_amp.inspection.replay import Call, record
 from gluon_amp.inspection.unchanged import drop_errors
 from gluon_amp.trainer.loss_scale import whole_number
-from gluon_amp.trainer.scaled_steps import check_scaled
+from gluon_amp.trainer.scaled_trainer import check_scaled
 
 import mxnet as mx
 from mxnet import autograd, gluon

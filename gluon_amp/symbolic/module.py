@@ -6,7 +6,6 @@ for overflow, updates the masters or skips, and saves the states.
 
 import logging
 import warnings
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
@@ -26,8 +25,8 @@ from gluon_amp.symbolic.graphs import Graphs, Shapes
 from gluon_amp.symbolic.loss_head import SCALE
 from gluon_amp.symbolic.parameters import ExecutorParameter, Params, checked_values, in_float32
 from gluon_amp.trainer import BY_DTYPE, MAX_CONSECUTIVE_SKIPS, StepReport, Trainer
+from gluon_amp.trainer.gradients import mark_fresh
 from gluon_amp.trainer.loss_scale import LossScale, NoLossScale, resolve
-from gluon_amp.trainer.passes import mark_fresh
 
 import mxnet as mx
 from mxnet import MXNetError, autograd, nd
@@ -468,16 +467,14 @@ class Module(mx.mod.Module):
             out_grads = [out_grads]
         run = partial(self._backward_at, out_grads)
         if trainer is None or not self._scaling:
-            backward = nullcontext(1.0)
+            run(1.0)
         elif self._recorded is not None:
             outputs = [one for outputs in self._recorded for one in outputs]
-            backward = trainer.kept_pass(outputs, run)
+            trainer.run_pass(outputs, run, keep=True)
         else:
-            backward = trainer.scaled_pass(self._outputs())
-        with backward as scale:
-            run(scale)
+            trainer.run_pass(self._outputs(), run, keep=False)
         self._recorded = None
-        self._input_grad_scale = scale if trainer is None else trainer.used_scale()
+        self._input_grad_scale = 1.0 if trainer is None else trainer.used_scale()
         self._has_new_gradients = True
         if trainer is not None:
             for parameter in trainer.parameters:

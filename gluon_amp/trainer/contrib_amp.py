@@ -3,13 +3,17 @@
 from contextlib import contextmanager
 from typing import Callable, Iterator, Optional
 
-import numpy as np
-
-from gluon_amp.optimizer.arrays import flatten, multiply
+from gluon_amp.optimizer.arrays import flatten
 from gluon_amp.trainer import guards
+from gluon_amp.trainer.loss_scale import BY_DTYPE, LossScaleOption
 from gluon_amp.trainer.report import StepReport
-from gluon_amp.trainer.scaled_gradients import BY_DTYPE, Losses, LossScaleOption
-from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, OnStep, ScaledSteps, check_scaled
+from gluon_amp.trainer.scaled_trainer import (
+    MAX_CONSECUTIVE_SKIPS,
+    Losses,
+    OnStep,
+    ScaledTrainer,
+    check_scaled,
+)
 
 from mxnet import gluon
 
@@ -54,13 +58,13 @@ def init_trainer(
     """
     if not isinstance(trainer, gluon.Trainer):
         raise TypeError(f"init_trainer() expects a gluon.Trainer, received {trainer!r}.")
-    if isinstance(trainer, ScaledSteps):
+    if isinstance(trainer, ScaledTrainer):
         raise ValueError("This trainer scales its steps already: call init_trainer() once.")
     config = trainer._kvstore_params
     updating = trainer._update_on_kvstore if trainer._kv_initialized else None
     guards.check_kvstore(config["kvstore"], updating or config["update_on_kvstore"])
     stock = type(trainer)
-    trainer.__class__ = type(f"Scaled{stock.__name__}", (ScaledSteps, stock), {})
+    trainer.__class__ = type(f"Scaled{stock.__name__}", (ScaledTrainer, stock), {})
     try:
         trainer.start_scaling(loss_scale, check_finite, max_consecutive_skips, on_skip, on_step)
     except BaseException:
@@ -130,15 +134,4 @@ def unscale(trainer: gluon.Trainer) -> None:
     [[1.0, 1.0]]
     """
     check_scaled(trainer, "unscale")
-    trainer.use_sums()
-    factor = trainer.used_scale()
-    grads = list(trainer.gradients())
-    if any(np.dtype(grad.dtype) == np.float16 for grad in grads):
-        raise TypeError(
-            "unscale() would flush small float16 gradients to zero: clip with "
-            "trainer.clip_global_norm(max_norm), or keep the parameters in float32 "
-            "(policy 'mixed_float16')."
-        )
-    if factor != 1:
-        multiply(grads, 1 / factor)
-        trainer.mark_gradients(divisor=trainer.current_pass().scale)
+    trainer.unscale_gradients()

@@ -23,6 +23,8 @@ class ContribAmpScaler:
     last step beside that of the next one; here both are the next one.
     """
 
+    _scale: LossScale
+
     def __init__(self, scale: LossScale):
         vars(self)["_scale"] = scale
 

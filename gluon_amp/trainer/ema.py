@@ -9,7 +9,7 @@ that nothing casts the average itself.
 
 import contextlib
 from numbers import Real
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterator, List, Optional
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from gluon_amp.optimizer.arrays import add_scaled
 from gluon_amp.optimizer.base import cast
 from gluon_amp.trainer import guards
 from gluon_amp.trainer.report import StepReport
-from gluon_amp.trainer.scaled_steps import ScaledSteps, check_scaled
+from gluon_amp.trainer.scaled_trainer import ScaledTrainer, check_scaled
 
 from mxnet import autograd, gluon, nd
 
@@ -86,7 +86,8 @@ class EMA:
     def __init__(self, net: gluon.Block, trainer: gluon.Trainer, decay: float = 0.9999) -> None:
         if not isinstance(net, gluon.Block):
             raise TypeError(f"EMA() expects a gluon.Block as its net, received {net!r}.")
-        if not (isinstance(decay, Real) and 0 < decay < 1 and 0 < np.float32(decay) < 1):
+        is_number = isinstance(decay, Real)
+        if not (is_number and 0 < decay < 1 and 0 < np.float32(decay) < 1):
             raise ValueError(
                 "decay must be a number between 0 and 1 in float32, such as 0.9999, received "
                 f"{decay!r}."
@@ -94,7 +95,7 @@ class EMA:
         self._net = net
         self._decay = float(decay)
         self._averages: Dict[gluon.Parameter, nd.NDArray] = {}
-        self._trainer = None
+        self._trainer: Optional[ScaledTrainer] = None
         self.trainer = trainer
 
     @property
@@ -103,8 +104,9 @@ class EMA:
         return self._decay
 
     @property
-    def trainer(self) -> ScaledSteps:
+    def trainer(self) -> ScaledTrainer:
         """The trainer whose steps advance the average; one that was replaced no longer does."""
+        assert self._trainer is not None
         return self._trainer
 
     @trainer.setter
@@ -202,7 +204,7 @@ class EMA:
         add_scaled(averages, values, float(share), wd=-1.0)
 
 
-def averages_of(trainer: ScaledSteps) -> List[EMA]:
+def averages_of(trainer: ScaledTrainer) -> List[EMA]:
     """Return the averages that a trainer's steps advance, in the order in which they were built."""
     owners = (getattr(one, "__self__", None) for one in trainer.report_listeners)
     return [one for one in owners if isinstance(one, EMA)]

@@ -8,20 +8,32 @@ replay with head gradients of zero finds a loss that ignores them.
 """
 
 import functools
+import logging
 import math
-from contextlib import contextmanager
-from typing import Callable, Iterable, Iterator, List, Optional, Tuple
+from typing import Callable, List, Optional, Sequence, Tuple
 
 from gluon_amp.base.array_kinds import set_to_zero
+from gluon_amp.casting.snapshots import Snapshots
 from gluon_amp.graph import op_table
 from gluon_amp.graph.runs_once import find_runs_once
 from gluon_amp.graph.tape import Tape, memory_of
-from gluon_amp.optimizer.arrays import all_finite, all_zero, doublings, head_gradients, multiply
-from gluon_amp.trainer.passes import clear_fresh, mark_fresh
+from gluon_amp.optimizer.arrays import (
+    all_finite,
+    all_zero,
+    doublings,
+    head_gradients,
+    multiply,
+    restored,
+)
+from gluon_amp.trainer.gradients import GradientArrays, clear_fresh, mark_fresh
+from gluon_amp.trainer.loss_scale import GUESS, FiniteCheck, LossScale
+from gluon_amp.trainer.state import Found, Pass
 
 import mxnet as mx
 from mxnet import MXNetError, autograd
 from mxnet.ndarray import NDArray
+
+logger = logging.getLogger("gluon_amp")
 
 # Returns whether the gradients of a pass at this scale are finite.
 Fits = Callable[[float], bool]
@@ -31,6 +43,152 @@ IGNORED_HEADS = (
     "gradients: pass loss_scale=None to the Trainer, or use a loss such as "
     "gluon.loss.SoftmaxCrossEntropyLoss."
 )
+
+# Why a pass was not repeated: see `StepReport.not_repeated`
+NOT_KEPT = "its graph was not kept, as in amp.scale_loss or in a pass for each device"
+BESIDE_OTHERS = "another trainer's gradients with the same loss scale waited for their step"
+
+
+class FirstScale:
+    """The search of one trainer: it runs backward passes, and finds the scale at which they fit."""
+
+    def __init__(self, scale: LossScale, gradients: GradientArrays):
+        self._scale, self._gradients = scale, gradients
+        # Whether the losses multiply their head gradients, which only a scale needs
+        self._heads_checked = isinstance(scale, FiniteCheck)
+
+    @property
+    def needs_graph(self) -> bool:
+        """Whether the next pass has to be kept, so that it can run again."""
+        return self._scale.searching or not self._heads_checked
+
+    def run(
+        self,
+        run: Callable[[float], None],
+        began: Pass,
+        losses: Sequence[NDArray],
+        tape: Optional[Tape],
+        written: Snapshots,
+        retain_graph: bool = False,
+        check_heads: bool = False,
+    ) -> Found:
+        """Run a backward pass, and repeat it at a lower scale if it overflows.
+
+        `run` runs it at a scale and keeps its graph, which is freed here unless the caller is to
+        retain it. `began` is the pass to which it belongs, and `written` what it writes to running
+        statistics.
+        """
+        contexts = {one.context for one in losses}
+        weights = [one for one in self._gradients.weights() if one.context in contexts]
+        kept = KeptPass(tape, weights, run, may_repeat=began.searching)
+        marked = clear_fresh(weights)
+        try:
+            run(began.scale)
+            # Wait for the pass first: on a CPU it writes statistics without MXNet's engine knowing.
+            fits = all_finite([*self._gradients, *kept.written])
+            # Users may call backward() while recording.
+            with autograd.pause(), restored(array for one in written for array in one.arrays):
+                if check_heads and not self._heads_checked:
+                    kept.check_heads()
+                    self._heads_checked = True
+                found = self._search(kept, began, fits)
+        finally:
+            with autograd.pause():
+                kept.restore()
+            mark_fresh(marked)
+        if not retain_graph:
+            free_graph([one.as_nd_ndarray() for one in losses])
+        return found
+
+    def _search(self, kept: "KeptPass", began: Pass, fits: bool) -> Found:
+        """Look where a pass fits, and repeat it there if it overflowed."""
+        found = Found(began.scale)
+        if began.searching:
+            # Only a lower scale than that of the earlier passes is of interest.
+            high = began.scale if began.fitting is None else min(began.scale, began.fitting)
+            low = self._scale.min_scale
+            fitting = began.scale if fits else kept.search(low, high, began.scale)
+            found = found._replace(fitting=fitting)
+        why_not = kept.why_not or (BESIDE_OTHERS if began.beside_others else "")
+        if fits:
+            return found
+        if why_not or not found.fitting:
+            return found._replace(not_repeated=why_not)
+        self._scale.lower_to(found.fitting)
+        lower = self._scale.checked_scale()
+        if lower >= began.scale:
+            return found
+        self._repeat(kept, began, lower)
+        return found._replace(scale=lower, retried=True)
+
+    def _repeat(self, kept: "KeptPass", began: Pass, lower: float) -> None:
+        """Repeat an overflowed pass at a lower scale, which has a margin.
+
+        The gradients of earlier passes of the step are brought to it. With the margin, a sum of
+        finite gradients is finite.
+        """
+        factor = lower / began.scale if began.losses else 1.0  # what a user adds to has no scale
+        kept.restore()
+        if factor != 1:
+            multiply(self._gradients, factor)  # those that the pass adds to are set by `repeat`
+        kept.repeat(lower, factor)
+        logger.info(
+            "Backward pass repeated: gradients overflowed at loss scale %g and fit at %g.",
+            began.scale,
+            lower,
+        )
+
+    # ------------------------------------------------------------------ workers
+
+    def fitting(self, overflowed: Pass) -> Optional[float]:
+        """Return the largest scale at which passes fit, the same on all workers without sums.
+
+        None if there is none. Call it after an overflow: gradients are overwritten.
+        """
+        own = overflowed.fitting
+        if own is None:
+            own = overflowed.scale * GUESS if all_finite(overflowed.losses) else 0.0
+        return self._smallest_of_workers(own, overflowed.began)
+
+    def agree(self, current: Pass) -> float:
+        """Bring the gradients of all workers to one scale, and return it.
+
+        Each of them may have repeated its own pass.
+        """
+        if not current.searching or not self._gradients.cross_workers or self._gradients.are_sums:
+            return current.scale
+        with restored(self._gradients):
+            scale = self._smallest_of_workers(current.scale, current.began)
+        if scale is None:
+            return current.scale
+        if scale < current.scale:
+            multiply(self._gradients, scale / current.scale)
+        if scale < current.began:
+            self._scale.scale = scale
+        return min(scale, current.scale)
+
+    def _smallest_of_workers(self, own: float, high: float) -> Optional[float]:
+        """Return the smallest of all workers' scales up to `high`, or None if one of them is 0.
+
+        Gradients are overwritten: workers can exchange nothing else.
+        """
+        gradients = self._gradients
+        exchanged = [p.list_grad() for p in gradients.trained()]
+        exchanged = [grads for grads in exchanged if grads[0].stype == "default"]
+        # Where they use sums, each has a loss scale of its own, and looks where its passes fit.
+        if not gradients.cross_workers or not exchanged or gradients.are_sums:
+            return own or None
+
+        def fits_everywhere(candidate: float) -> bool:
+            for grads in exchanged:
+                for grad in grads:
+                    grad[:] = 0 if candidate <= own else math.inf
+            gradients.reduce()
+            return all_finite(exchanged[0])
+
+        if fits_everywhere(high):
+            return high
+        return largest_power(self._scale.min_scale, high / 2, fits_everywhere)
 
 
 def largest_power(
@@ -52,19 +210,6 @@ def largest_power(
             break
         middle = int(middle + more) if middle + more < above else (below + above) // 2
     return None if below < first else 2.0**below
-
-
-def check_heads(kept: "KeptPass") -> None:
-    """Raise `ValueError` for a pass that ignores its head gradients, which no scale can reach.
-
-    Gradients of zero have to follow from head gradients of zero.
-    """
-    try:
-        scalable = kept.holds(0.0, all_zero, kept.reached())
-    except MXNetError:  # the pass cannot be replayed, see `KeptPass.search`
-        return
-    if not scalable:
-        raise ValueError(IGNORED_HEADS)
 
 
 class KeptPass:
@@ -119,6 +264,18 @@ class KeptPass:
         set_to_zero(self._added)
         self._run(scale)
         return condition(gradients)
+
+    def check_heads(self) -> None:
+        """Raise `ValueError` for a pass that ignores its head gradients, which no scale can reach.
+
+        Gradients of zero have to follow from head gradients of zero.
+        """
+        try:
+            scalable = self.holds(0.0, all_zero, self.reached())
+        except MXNetError:  # the pass cannot be replayed, see `search`
+            return
+        if not scalable:
+            raise ValueError(IGNORED_HEADS)
 
     def restore(self) -> None:
         """Restore all buffers: other trainers and users may need what the pass wrote there."""
@@ -176,31 +333,6 @@ def _judge(tape: Optional[Tape], weights: List[NDArray]) -> Tuple[str, bool]:
     known = not op_table.has("code", once)
     reason = "has other gradients in a second backward pass" if known else "runs code of its own"
     return f"the operator {once} {reason}", known
-
-
-@contextmanager
-def replays(
-    losses: Iterable[NDArray],
-    tape: Optional[Tape],
-    weights: Iterable[NDArray],
-    run: Callable[[float], None],
-    retain_graph: bool,
-    may_repeat: bool,
-) -> Iterator[KeptPass]:
-    """Keep the graph of the backward pass that runs inside, and yield what replays it."""
-    losses = [one.as_nd_ndarray() for one in losses]
-    contexts = {one.context for one in losses}
-    weights = [weight for weight in weights if weight.context in contexts]
-    kept = KeptPass(tape, weights, run, may_repeat)
-    marked = clear_fresh(weights)
-    try:
-        yield kept
-    finally:
-        with autograd.pause():  # users may call backward() while recording
-            kept.restore()
-        mark_fresh(marked)
-    if not retain_graph:
-        free_graph(losses)
 
 
 def free_graph(losses: List[NDArray]) -> None:

@@ -103,13 +103,24 @@ def check_lbsgd(optimizer: mx.optimizer.Optimizer, has_scale: bool) -> None:
         )
 
 
+def check_unscaled(gradients: Iterable[NDArray]) -> None:
+    """Raise `TypeError` if gradients would be divided by the scale in float16."""
+    if any(dtype_name(grad.dtype) == "float16" for grad in gradients):
+        raise TypeError(
+            "unscale() would flush small float16 gradients to zero: clip with "
+            "trainer.clip_global_norm(max_norm), or keep the parameters in float32 "
+            "(policy 'mixed_float16')."
+        )
+
+
 def positive(name: str, number: Union[float, NDArray]) -> float:
     """Return a number, or an array of one, as a float; raise `ValueError` unless it is above 0."""
     if isinstance(number, NDArray) and number.size == 1:
         number = number.asnumpy().item()
-    if not (isinstance(number, Real) and number > 0):
+    value: Any = number
+    if not (isinstance(number, Real) and value > 0):
         raise ValueError(f"{name} must be a number above 0, received {number!r}.")
-    return float(number)
+    return float(value)
 
 
 def batch_size(number: Union[float, NDArray], rescale: float) -> float:

@@ -8,6 +8,7 @@ A trainer reads ``scale`` before the backward pass and calls ``update(finite)`` 
 """
 
 import math
+import threading
 from numbers import Integral, Real
 from typing import Any, Optional, Tuple, Union
 
@@ -27,12 +28,24 @@ MARGIN_BITS = 3
 # scale of 65536 becomes 256, near the 128 of MXNet's published recipes.
 GUESS = 2.0**-5
 
+# States of steps are replaced, and scales updated, under one lock: GluonCV runs backward passes in
+# threads, and trainers in several threads may share a scale.
+LOCK = threading.RLock()
+
 # The state of a DynamicLossScale.
 POWERS_OF_TWO = ("scale", "growth_factor", "backoff_factor", "min_scale", "max_scale")
 DYNAMIC_FIELDS = (
     *("scale", "growth_factor", "backoff_factor", "growth_interval", "min_scale", "max_scale"),
     *("hysteresis", "finite_steps", "overflows_left", "searching"),
 )
+
+
+class _ByDtype:
+    def __repr__(self):
+        return "by dtype"
+
+
+BY_DTYPE = _ByDtype()  # what `Trainer` accepts for a scale that goes by the parameters' dtypes
 
 
 class LossScale:
@@ -50,6 +63,8 @@ class LossScale:
         `update_once`.
     limit : str
         Why the scale cannot go lower, for an error message.
+    min_scale : float
+        Where the search ends.
 
     Examples
     --------
@@ -62,6 +77,7 @@ class LossScale:
     at_floor = True
     searching = False
     limit = "which cannot go lower"
+    min_scale = SMALLEST
 
     # The last `Pass` with this scale, which only trainers read and set. Several trainers that share
     # this object can step on it. Each of them reports whether its own gradients were finite, but
@@ -115,16 +131,17 @@ class LossScale:
         `fitting` is the largest scale at which an overflowing pass fits, if the scale was searching
         and there is one.
         """
-        if self._outcome is None:
-            self._outcome = finite, self.state_dict()
-            self.update(finite)
-        elif self._outcome[0] and not finite:
-            _, before = self._outcome
-            self.load_state_dict(before)
-            self.update(False)
-            self._outcome = False, before
-        if fitting is not None:
-            self.lower_to(fitting)
+        with LOCK:
+            if self._outcome is None:
+                self._outcome = finite, self.state_dict()
+                self.update(finite)
+            elif self._outcome[0] and not finite:
+                _, before = self._outcome
+                self.load_state_dict(before)
+                self.update(False)
+                self._outcome = False, before
+            if fitting is not None:
+                self.lower_to(fitting)
 
     def lower_to(self, fitting: float) -> None:
         """Lower the scale to where a pass with this largest fitting scale has a margin."""
@@ -294,11 +311,11 @@ class DynamicLossScale(LossScale):
         )
 
     @property
-    def at_floor(self) -> bool:
+    def at_floor(self) -> bool:  # type: ignore[override]  # a constant of the others
         return self.scale <= self.min_scale
 
     @property
-    def limit(self) -> str:
+    def limit(self) -> str:  # type: ignore[override]  # a constant of the others
         floor = scale_text(self.min_scale).replace("^", "**")
         return f"which cannot go lower than min_scale={floor} (a lower one can be given)"
 
@@ -358,15 +375,18 @@ class DynamicLossScale(LossScale):
         vars(self).update(fields)
 
 
-def resolve(
-    loss_scale: Union[float, str, LossScale, None], check_finite: Optional[bool] = None
-) -> LossScale:
+# What `Trainer` accepts: see there.
+LossScaleOption = Union[float, str, LossScale, _ByDtype, None]
+
+
+def resolve(loss_scale: LossScaleOption, check_finite: Optional[bool] = None) -> LossScale:
     """Return the loss scale that a user's arguments stand for: see `Trainer`.
 
     An object is returned itself, so that several trainers can share it.
     """
     if check_finite not in (None, False, True):
         raise TypeError(f"check_finite must be True, False or None, received {check_finite!r}.")
+    scale: LossScale
     if loss_scale is None:
         scale = NoLossScale()
     elif isinstance(loss_scale, LossScale):
@@ -405,7 +425,7 @@ def _nearest(value: float) -> float:
     return min(max(2.0 ** round(math.log2(value)), SMALLEST), LARGEST)
 
 
-def whole_number(name: str, value: object, low: int, high: Optional[int] = None) -> int:
+def whole_number(name: str, value: Any, low: int, high: Optional[int] = None) -> int:
     """Return an argument as an int, or raise `ValueError` if it is none inside these bounds."""
     whole = isinstance(value, Integral) and not isinstance(value, bool)
     if whole and low <= value and (high is None or value <= high):

@@ -1,9 +1,17 @@
-"""What one step did, and how many steps were skipped."""
+"""What one step did; how many were skipped; the log line, the cause and the error of a skip."""
 
+import logging
 from dataclasses import dataclass
-from typing import Optional, Tuple
+from itertools import chain
+from typing import Iterable, Optional, Tuple
 
-from gluon_amp.base.messages import scale_text
+from gluon_amp.base.messages import first_few, scale_text
+from gluon_amp.optimizer.arrays import all_finite, finite
+from gluon_amp.trainer.state import Pass
+
+from mxnet import gluon
+
+logger = logging.getLogger("gluon_amp")
 
 
 @dataclass(frozen=True)
@@ -82,3 +90,43 @@ class Skips:
     def with_one_more(self, in_vain: bool) -> "Skips":
         """Return the counts after another skip."""
         return Skips(self.total + 1, self.in_vain + 1 if in_vain else 0)
+
+
+def log_skip(report: StepReport, cause: str) -> None:
+    """Log a skip in one line; without an overflow, with its cause."""
+    if report.overflow:
+        names = first_few(report.overflow, limit=5)
+        cause = f"gradients of {names} overflowed at loss scale {report.loss_scale:g}"
+        cause += f" (not repeated: {report.not_repeated})" if report.not_repeated else ""
+    message = "Step skipped: %s; next scale %g, %d skipped so far."
+    logger.info(message, cause, report.next_loss_scale, report.skipped_total)
+
+
+def too_many_skips(report: StepReport, in_vain: int, limit: str, cause: str) -> Exception:
+    """Return the error after `in_vain` skips in a row; `limit` says why no lower scale helps."""
+    return FloatingPointError(
+        f"{in_vain} steps in a row overflowed, the last at loss scale {report.loss_scale:g}, "
+        f"{limit}, in the gradients of {first_few(report.overflow, limit=5)}: "
+        f"{cause}; amp.diagnose(net, loss_fn, data, label) finds the block."
+    )
+
+
+def cause_of_overflow(parameters: Iterable[gluon.Parameter], overflowed: Pass) -> Tuple[str, bool]:
+    """Return what is known about an overflow without another pass through the network.
+
+    And whether a lower loss scale may help.
+    """
+    values = {p.name: p.list_data()[0] for p in parameters if p._data is not None}
+    infinite = [name for name, fits in zip(values, finite(values.values())) if not fits]
+    if infinite:
+        return f"the parameter {infinite[0]} is not finite itself, so load a finite one", False
+    # The loss alone is not enough: a ReLU turns NaN into 0.
+    written = chain.from_iterable(overflowed.written)
+    after = [one.after for one in written if one.after is not None]
+    if not all_finite([*overflowed.losses, *after]):
+        return (
+            "the forward pass is not finite already, so look for infinite data and for overflow"
+            " in the network",
+            False,
+        )
+    return "the forward pass looks finite, so it is probably its gradient that overflows", True

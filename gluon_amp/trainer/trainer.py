@@ -6,16 +6,15 @@ from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
 from gluon_amp.base.messages import scale_text
 from gluon_amp.optimizer import create
 from gluon_amp.trainer import guards
-from gluon_amp.trainer.loss_scale import NoLossScale
+from gluon_amp.trainer.loss_scale import BY_DTYPE, LossScaleOption, NoLossScale
 from gluon_amp.trainer.report import StepReport
-from gluon_amp.trainer.scaled_gradients import BY_DTYPE, LossScaleOption
-from gluon_amp.trainer.scaled_steps import MAX_CONSECUTIVE_SKIPS, OnStep, ScaledSteps
+from gluon_amp.trainer.scaled_trainer import MAX_CONSECUTIVE_SKIPS, OnStep, ScaledTrainer
 
 import mxnet as mx
 from mxnet import gluon
 
 
-class Trainer(ScaledSteps, gluon.Trainer):
+class Trainer(ScaledTrainer):
     """A `gluon.Trainer` that scales the loss, checks for overflow and keeps float32 masters.
 
         with autograd.record():

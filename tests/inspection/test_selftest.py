@@ -6,7 +6,7 @@ import pytest
 
 from gluon_amp.inspection import selftest as room
 from gluon_amp.inspection.selftest import Check, checks, laws, numerics, selftest, speed
-from gluon_amp.trainer import scaled_steps
+from gluon_amp.trainer import ScaledTrainer
 from gluon_amp.training.console.doctor import main
 
 import mxnet as mx
@@ -80,14 +80,14 @@ def test_a_gpu_that_is_not_there_is_one_sentence(capsys):
 
 
 def test_the_check_of_a_skip_sees_a_changed_weight(monkeypatch):
-    skip = scaled_steps.ScaledSteps._skip
+    skip = ScaledTrainer._skip
 
     def skip_and_write(trainer):
         skip(trainer)
         parameter = next(p for p in trainer._params if p.grad_req != "null")
         parameter.set_data(parameter.data() + 1)
 
-    monkeypatch.setattr(scaled_steps.ScaledSteps, "_skip", skip_and_write)
+    monkeypatch.setattr(ScaledTrainer, "_skip", skip_and_write)
     assert laws.skip_undoes(CPU) != "0 arrays differ"
 
 

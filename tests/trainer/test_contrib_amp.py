@@ -5,7 +5,7 @@ import pytest
 
 from gluon_amp import DynamicLossScale, Trainer
 from gluon_amp.trainer.contrib_amp import init_trainer, scale_loss, unscale
-from tests.trainer.helpers import TWO, losses_on, parameter, run, values
+from tests.trainer.helpers import TWO, Reducing, losses_on, parameter, run, values
 
 import mxnet as mx
 from mxnet import autograd, gluon, nd
@@ -14,25 +14,11 @@ from mxnet.gluon import nn
 inf = np.inf
 
 
-class Halving(gluon.Trainer):
-    """Like Horovod's DistributedTrainer: its own reduction, its own factor, no kvstore."""
-
-    def __init__(self, params, optimizer, **kwargs):
-        super().__init__(params, optimizer, kvstore=None, **kwargs)
-        self._scale /= 2
-        self.reductions = 0
-
-    def _allreduce_grads(self):
-        self.reductions += 1
-        for param in self._params:
-            param.list_grad()[0][:] *= 2
-
-
 def test_init_trainer_keeps_another_trainers_reduction_and_factor():
     p = parameter("p", [1.0])
-    trainer = Halving([p], mx.optimizer.SGD(learning_rate=1.0, multi_precision=True))
+    trainer = Reducing([p], mx.optimizer.SGD(learning_rate=1.0, multi_precision=True))
     init_trainer(trainer)
-    assert isinstance(trainer, Halving)
+    assert isinstance(trainer, Reducing)
     assert trainer.loss_scale.scale == 65536.0
     trainer.loss_scale.load_state_dict(DynamicLossScale(8).state_dict())
     for _ in range(2):
@@ -45,7 +31,7 @@ def test_init_trainer_keeps_another_trainers_reduction_and_factor():
 def test_stale_gradients_count_where_another_class_reduces_them():
     used, unused = parameter("used", [1.0]), parameter("unused", [1.0])
     sgd = mx.optimizer.SGD(learning_rate=0.5, multi_precision=True)
-    trainer = Halving([used, unused], sgd)
+    trainer = Reducing([used, unused], sgd)
     init_trainer(trainer, loss_scale=8)
     unused.grad()[:] = inf  # stale here, but it may have been another worker's
     run(trainer, [(used, [0.5])], step=False)

@@ -153,21 +153,6 @@ def test_applied_computes_with_the_average_and_changes_nothing(policy, flags, ar
     assert (output(net) != own).any()
 
 
-def test_a_training_with_evaluations_equals_one_without():
-    def train(evaluates):
-        mx.random.seed(0)
-        net, trainer, ema = make()
-        for factor in (1, 1, 1e39, 1):
-            step(net, trainer, factor)
-            if evaluates:
-                with ema.applied():
-                    output(net)
-        values = masters(net, trainer).values()
-        return [value.tobytes() for value in (*values, *averages(ema).values())]
-
-    assert train(evaluates=True) == train(evaluates=False)
-
-
 @pytest.mark.parametrize("policy", ["float16", "mixed_float16"])
 def test_stock_mxnet_loads_the_average_that_the_net_saved(policy, arrays, tmp_path):
     net, trainer, ema = make(policy)
@@ -306,17 +291,6 @@ def test_another_trainer_goes_on_with_the_average():
     assert_equal(averages(ema), expected)
     step(net, other)
     assert_equal(averages(ema), mixed(expected, masters(net, other), DECAY))
-
-
-def test_a_stock_trainer_after_init_trainer():
-    net = make_net()
-    trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
-    amp.init_trainer(trainer, loss_scale=128)
-    ema = EMA(net, trainer, DECAY)
-    record(net)
-    before = masters(net, trainer)
-    step(net, trainer)
-    assert_equal(averages(ema), mixed(before, masters(net, trainer), DECAY))
 
 
 def test_it_follows_a_net_to_another_device():

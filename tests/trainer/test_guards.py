@@ -11,21 +11,6 @@ import mxnet as mx
 from mxnet import autograd, gluon
 
 
-def test_step_without_a_scaled_backward():
-    p = parameter("p", [1.0])
-    trainer = Trainer([p], "sgd")
-    message = r"call trainer\.backward\(loss\) in place of loss\.backward\(\)"
-    with autograd.record():
-        loss = p.data().astype("float32")
-    loss.backward()
-    for call in (trainer.step, trainer.update, trainer.clip_global_norm):
-        with pytest.raises(RuntimeError, match=message):
-            call(1)
-    assert run(trainer, [(p, [0.5])]).applied
-    with pytest.raises(RuntimeError, match=message):
-        trainer.step(1)
-
-
 def test_a_float16_loss_is_refused():
     p = parameter("p", [1.0])
     trainer = Trainer([p], "sgd")

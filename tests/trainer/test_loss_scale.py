@@ -161,32 +161,6 @@ def test_a_state_from_before_the_search_was_added_does_not_search():
     assert (scale.scale, scale.searching) == (64.0, False)
 
 
-# ------------------------------------------------------------------------------ sharing
-
-
-def test_one_pass_counts_once_for_two_trainers():
-    scale = DynamicLossScale(init_scale=8, growth_interval=2)
-    scale.begin_pass(8.0)
-    scale.update_once(True)
-    scale.update_once(True)
-    assert (scale.scale, scale.finite_steps) == (8.0, 1)
-    scale.begin_pass(8.0)
-    scale.update_once(False)
-    scale.update_once(False)
-    assert (scale.scale, scale.finite_steps) == (4.0, 0)
-
-
-def test_an_overflow_that_only_the_second_trainer_saw_turns_the_growth_into_a_backoff():
-    scale = DynamicLossScale(init_scale=8, growth_interval=1)
-    scale.begin_pass(8.0)
-    scale.update_once(True)
-    assert scale.scale == 16.0
-    scale.update_once(False)
-    assert (scale.scale, scale.finite_steps) == (4.0, 0)
-    scale.update_once(True)
-    assert scale.scale == 4.0
-
-
 # ------------------------------------------------------------------------------ what users write
 
 

@@ -63,19 +63,3 @@ def test_without_a_scale_nothing_is_checked(monkeypatch):
     monkeypatch.setattr(statistics, "begin_backward", None)
     assert run(trainer, [(p, [inf])]) == StepReport(True, 1.0, 1.0)
     assert values(p)[0] == -inf
-
-
-# ------------------------------------------------------------------------------ public faces
-
-
-def test_masters_are_those_of_float16_weights_that_were_updated():
-    p, q = parameter("p", [1.0]), parameter("q", [1.0], "float32")
-    trainer = Trainer([p, q], "sgd", loss_scale=8)
-    assert list(trainer.masters()) == []
-    run(trainer, [(p, [0.5]), (q, [0.5])])
-    ((key, weight, master),) = trainer.masters()
-    assert key == (0, 0)
-    assert weight is p.data()
-    master[:] = 0.25
-    weight[:] = 0.25
-    assert trainer.master_params()["p"].asnumpy().item() == 0.25

@@ -1,4 +1,4 @@
-"""Several passes of a step, what is measured of them, and trainers that share them."""
+"""Which calls may follow, several passes of a step, and trainers that share them."""
 
 import dataclasses
 
@@ -7,7 +7,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp import Trainer
-from gluon_amp.trainer.passes import Gradients, Pass
+from gluon_amp.trainer.state import Found, Gradients, Pass, Phase
 from tests.trainer.helpers import TWO, losses_on, norm_net, parameter, run, same, statistics, values
 
 from mxnet import autograd, nd
@@ -15,12 +15,61 @@ from mxnet import autograd, nd
 inf = np.inf
 
 
+PREPARATIONS = {
+    Phase.READY: [],
+    Phase.WRITTEN: ["backward"],
+    Phase.SUMMED: ["accumulate"],
+    Phase.REPLACED: ["accumulate", "clip"],
+}
+CALLS = {
+    "backward": lambda trainer, loss: trainer.backward(loss),
+    "scale_loss": lambda trainer, loss: amp.scale_loss(loss, trainer).__enter__(),
+    "accumulate": lambda trainer, loss: trainer.backward(loss, accumulate=True),
+    "clip": lambda trainer, loss: trainer.clip_global_norm(1.0),
+    "allreduce": lambda trainer, loss: trainer.allreduce_grads(),
+    "unscale": lambda trainer, loss: amp.unscale(trainer),
+    "step": lambda trainer, loss: trainer.step(1),
+    "update": lambda trainer, loss: trainer.update(1),
+}
+NONE = r"no scaled backward pass .* call trainer\.backward\(loss\) in place of loss\.backward\(\)"
+MIXED = "all with accumulate=True or all without: call step between them"
+AFTER = r"follows clip_global_norm, allreduce_grads or unscale, .*: call step first"
+# By phase: after backward passes without and with `accumulate`, looks at gradients, and steps
+FOLLOWING = {
+    Phase.READY: (Phase.WRITTEN, Phase.SUMMED, NONE, NONE),
+    Phase.WRITTEN: (Phase.WRITTEN, MIXED, Phase.WRITTEN, Phase.READY),
+    Phase.SUMMED: (MIXED, Phase.SUMMED, Phase.REPLACED, Phase.READY),
+    Phase.REPLACED: (AFTER, AFTER, Phase.REPLACED, Phase.READY),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("phase", Phase)
+def test_each_call_leads_to_a_phase_or_raises(phase, call):
+    p = parameter("p", [1.0], "float32")
+    trainer = Trainer([p], "sgd", loss_scale=8)
+    with autograd.record():
+        losses = iter([p.data() * 0.5 for _ in range(3)])
+    for earlier in PREPARATIONS[phase]:
+        CALLS[earlier](trainer, next(losses))
+    assert trainer.step_state.phase is phase
+    place = ("backward scale_loss", "accumulate", "clip allreduce unscale", "step update")
+    (expected,) = (one for one, calls in zip(FOLLOWING[phase], place) if call in calls.split())
+    if isinstance(expected, Phase):
+        CALLS[call](trainer, next(losses))
+        assert trainer.step_state.phase is expected
+    else:
+        with pytest.raises(RuntimeError, match=expected):
+            CALLS[call](trainer, next(losses))
+        assert trainer.step_state.phase is phase
+
+
 def test_passes_and_gradients_are_frozen_values_and_end_with_the_step():
     p = parameter("p", [1.0])
     trainer = Trainer([p], "sgd", loss_scale=8)
     run(trainer, [(p, [0.25])], step=False)
     trainer.clip_global_norm(inf)
-    made, done = trainer.current_pass(), trainer.current_gradients()
+    made, done = trainer.current_pass(), trainer.step_state.gradients
     assert made is trainer.loss_scale.last_pass
     assert (made.scale, made.searching, made.at_floor) == (8.0, False, True)
     assert (done.norm, done.clip_factor, trainer.used_scale()) == (0.25, 1.0, 8.0)
@@ -28,9 +77,7 @@ def test_passes_and_gradients_are_frozen_values_and_end_with_the_step():
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(value, field, 4.0)
     trainer.step(1)
-    assert trainer.current_gradients() == Gradients()
-    with pytest.raises(RuntimeError, match="no scaled backward pass"):
-        trainer.current_pass()
+    assert trainer.step_state.gradients == Gradients()
     assert Trainer([], "sgd", loss_scale=None).current_pass() == Pass(scale=1.0)
 
 
@@ -49,7 +96,7 @@ def test_a_scale_of_a_users_class_is_checked_as_a_pass_begins():
 def test_passes_fit_where_each_of_them_does(found, fitting):
     made = Pass(scale=16.0)
     for one in found:
-        made = made.with_backward((), one)
+        made = made.with_backward((), Found(16.0, one))
     assert made.fitting == fitting
 
 
@@ -119,12 +166,12 @@ def test_a_pass_that_mixes_its_gradients_with_reduced_or_unscaled_ones_is_refuse
 
 
 def test_a_pass_that_adds_on_one_device_needs_no_new_reduction():
-    p = parameter("p", [0.0], grad_req="add")
-    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=8)
-    run(trainer, [(p, [1.0])], step=False)
+    p, q = parameter("p", [0.0], grad_req="add"), parameter("q", [0.0])
+    trainer = Trainer([p, q], "sgd", {"learning_rate": 1.0}, loss_scale=8)
+    run(trainer, [(p, [1.0]), (q, [0.5])], step=False)
     trainer.clip_global_norm(0.5)
     run(trainer, [(p, [2.0])])
-    assert values(p)[0] == -3.0
+    assert (values(p)[0], values(q)[0]) == (-3.0, -0.5)  # q's gradient is not stale
 
 
 # ------------------------------------------------------------------------------ what is measured
@@ -206,6 +253,8 @@ def test_two_trainers_share_a_scale_and_a_backward_pass():
     assert (shared.scale, shared.finite_steps) == (4.0, 0)
     assert [r.applied for r in step(inf, inf)] == [False, False]
     assert shared.scale == 2.0
+    assert [r.applied for r in step(inf, 0.0)] == [False, True]
+    assert (shared.scale, shared.finite_steps) == (1.0, 0)
     assert (values(p)[0], values(q)[0]) == (0.25, 0.5)
     step(0.25, 0.5)
     assert (values(p)[0], values(q)[0]) == (0.0, 0.0)
@@ -226,14 +275,14 @@ def test_the_passes_of_each_trainer_have_the_scale_that_they_began_with():
     assert run(first, [(p, [0.5])]).loss_scale == 4.0
 
 
-def test_the_finite_step_of_one_trainer_does_not_end_the_search_for_the_other():
+def test_a_shared_pass_says_nothing_about_the_scale_at_which_another_trainers_gradients_fit():
     shared = amp.DynamicLossScale()
-    p, q, first, second = sharing(shared)
-    run(first, [(p, [0.25])], step=False)
-    run(second, [(q, [2.0**8])], step=False)  # so it is not repeated: see `Pass.beside_others`
-    assert first.step(1).applied
-    assert not second.step(1).applied
-    assert shared.searching and second.skips.in_vain == 0
+    p, q, first, second = sharing(shared, (1.0, 0.0))
+    with autograd.record():
+        loss = nd.cast(p.data(), "float32") * 0.25 + nd.sqrt(nd.cast(q.data(), "float32"))
+    first.backward(loss)  # q's gradient is infinite at any scale, and p's fits at 2**16
+    assert first.step(1).loss_scale == 2.0**13
+    assert second.step(1).next_loss_scale == 2.0**5  # as little is known as without replays
 
 
 def test_a_shared_pass_is_undone_by_the_trainer_that_did_not_run_it():

@@ -1,4 +1,9 @@
-"""Scaled steps with literal numbers: update, skip, overflow check, clipping, masters."""
+"""Scaled backward passes and steps: update, skip and what it undoes, overflow check, clipping."""
+
+import gc
+import sys
+import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -6,16 +11,214 @@ import pytest
 import gluon_amp as amp
 from gluon_amp import Trainer, optimizer
 from gluon_amp.base import host
-from gluon_amp.optimizer import masters
 from gluon_amp.trainer import StepReport
 from gluon_amp.trainer.loss_scale import FiniteCheck
-from tests.trainer.helpers import TWO, losses_on, parameter, run, values
+from tests.trainer.helpers import (
+    TWO,
+    backward,
+    bad,
+    fine,
+    losses_on,
+    norm_net,
+    parameter,
+    run,
+    same,
+    scaled,
+    statistics,
+    values,
+)
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import autograd, gluon, nd, npx
 from mxnet.gluon import nn
 
 inf, nan = np.inf, np.nan
+
+
+def test_losses_in_nested_lists_and_inside_record():
+    p, q = parameter("p", [1.0]), parameter("q", [1.0])
+    trainer = Trainer([p, q], "sgd", {"learning_rate": 1.0}, loss_scale=8)
+    with autograd.record():
+        a, b = p.data().astype("float32") * 0.5, q.data().astype("float32") * 0.25
+        trainer.backward([[a], (b, b * 2)])
+    trainer.step(1)
+    assert (values(p)[0], values(q)[0]) == (0.5, 0.25)
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["np", "reset_np"])
+def test_losses_without_dimensions_are_scaled_searched_and_skipped(reset):
+    """`mx.np` has them; a net that was traced under `set_np()` returns them after `reset_np()`."""
+    npx.set_np()
+    try:
+        net = amp.cast(norm_net(), "float16")
+        trainer = Trainer(net.collect_params(), "sgd", {"learning_rate": 0.25})
+        x = fine()
+        net(x)
+        if reset:
+            npx.reset_np()
+        for factor, applied in ((2.0**8, True), (2.0**-6, True), (inf, False)):
+            before = statistics(net)
+            with autograd.record():
+                loss = (net(x) * factor).sum()
+            assert loss.shape == ()
+            trainer.backward([loss, loss] if factor < 1 else loss)
+            assert trainer.step(1).applied == applied
+            if not applied:
+                same(before, statistics(net))
+        assert trainer.loss_scale.scale < 2.0**8
+        assert {type(v) for v in trainer.master_params().values()} == {mx.np.ndarray}
+    finally:
+        npx.reset_np()
+
+
+# ------------------------------------------------------------------------------ what a skip undoes
+
+
+@pytest.fixture(params=["uncast", "hybridized", "float16", "mixed_float16"])
+def net(request):
+    net = norm_net()
+    if request.param == "hybridized":
+        net.hybridize()
+    elif request.param != "uncast":
+        amp.cast(net, request.param)
+    return net
+
+
+@pytest.mark.parametrize("moment", ["before backward", "between passes", "before step"])
+def test_what_the_user_writes_in_between_stays(net, moment):
+    trainer, mean = scaled(net), net[1].running_mean
+    if moment == "between passes":
+        backward(trainer, net, fine())
+        mean.set_data(mx.nd.array([5, 6]))
+    with autograd.record():
+        loss = net(bad()).sum()
+    if moment == "before backward":
+        mean.set_data(mx.nd.array([5, 6]))
+    trainer.backward(loss)
+    if moment == "before step":
+        mean.data()[:] = mx.nd.array([5, 6])
+    assert not trainer.step(1).applied
+    assert mean.data().asnumpy().tolist() == [5, 6]
+    assert net[1].running_var.data().asnumpy().tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "cast, critic_scale", [((), None), (("generator",), 4), (("critic",), 4), (("critic",), None)]
+)
+def test_statistics_belong_to_the_pass_that_wrote_them(cast, critic_scale):
+    """A GAN's generator is trained through the critic, whose statistics move with it."""
+    nets = {"generator": norm_net(), "critic": norm_net()}
+    for name in cast:
+        amp.cast(nets[name], "mixed_float16")
+    generator, critic = nets.values()
+    of_generator = scaled(generator)
+    of_critic = Trainer(critic.collect_params(), "sgd", loss_scale=critic_scale)
+    before = statistics(generator), statistics(critic)
+    with autograd.record():
+        loss = critic(generator(bad())).sum()
+    of_generator.backward(loss)
+    assert not of_generator.step(1).applied
+    same(before[0], statistics(generator))
+    same(before[1], statistics(critic))
+    with autograd.record():
+        loss = critic(generator(fine()).detach()).sum()
+    of_critic.backward(loss)
+    assert of_critic.step(1).applied
+    assert np.isfinite([*statistics(critic).values()]).all()
+    assert not np.array_equal(before[1].popitem()[1], statistics(critic).popitem()[1])
+
+
+def test_a_separate_call_of_a_cast_child_leaves_the_parents_snapshots():
+    child = amp.cast(norm_net(), "mixed_float16")
+    parent = nn.HybridSequential()
+    parent.add(child, nn.BatchNorm(in_channels=2))
+    parent[1].initialize()
+    trainer = scaled(parent)
+    with autograd.record():
+        child(fine())
+    for hybridize in (False, True):
+        if hybridize:
+            parent.hybridize()
+        backward(trainer, parent, fine())
+        assert trainer.step(1).applied
+        before = statistics(parent)
+        backward(trainer, parent, bad())
+        assert not trainer.step(1).applied
+        same(before, statistics(parent))
+
+
+def test_statistics_that_the_first_step_copies_to_other_devices_are_restored():
+    net = norm_net()
+    net.collect_params().reset_ctx(TWO)
+    trainer = scaled(net)
+    mean = net[1].running_mean
+    mean.data(TWO[1])[:] = 5
+    with autograd.record():
+        losses = [net(bad().as_in_context(ctx)).sum() for ctx in TWO]
+    trainer.backward(losses)
+    assert not trainer.step(1).applied
+    assert [array.asnumpy().tolist() for array in mean.list_data()] == [[0, 0], [5, 5]]
+
+
+# ------------------------------------------------------------------------------ what is kept alive
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_nothing_is_kept_alive_by_passes_that_are_over(policy):
+    net = amp.cast(norm_net(), policy)
+    trainer = scaled(net)
+    inputs = []
+    for _ in range(5):
+        inputs.append(fine().copy())
+        backward(trainer, net, inputs[-1])
+        with autograd.record():
+            net(inputs[-1])
+    gc.collect()
+    # the list's own reference and that of the call
+    assert [sys.getrefcount(inputs[k]) for k in range(5)] == [2] * 5
+    assert len(trainer.current_pass().written) == 1
+    assert trainer.step(1).applied
+
+
+def test_a_deleted_net_is_not_kept_alive_by_its_pass():
+    trainer = scaled(norm_net())
+    net = amp.cast(norm_net(), "mixed_float16")
+    with autograd.record():
+        net(fine())
+    mean = weakref.ref(net[1].running_mean)
+    del net
+    gc.collect()
+    assert mean() is None
+    assert trainer.loss_scale.scale == 8
+
+
+def test_backward_passes_in_threads():
+    """As GluonCV's detectors run them, one thread for each device."""
+    net = norm_net()
+    net.collect_params().reset_ctx(TWO)
+    trainer = scaled(net)
+    before = statistics(net)
+    data = [bad(), fine().as_in_context(TWO[1])]
+    threads = [threading.Thread(target=backward, args=(trainer, net, x)) for x in data]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not trainer.step(2).applied
+    same(before, statistics(net))
+    for p in net.collect_params().values():
+        assert all(np.isfinite(d.asnumpy()).all() for d in p.list_data())
+
+
+# ------------------------------------------------------------------------------ public faces
+
+
+def test_public_names_are_not_those_of_another_trainer():
+    stock = gluon.Trainer([parameter("p", [1.0])], "sgd")
+    theirs = {*dir(stock), "root_rank", "compression"}  # the last two are BytePS's
+    public = {name for name in vars(amp.trainer.ScaledTrainer) if not name.startswith("_")}
+    overridden = ["allreduce_grads", "load_states", "save_states", "step", "update"]
+    assert sorted(public & theirs) == overridden
 
 
 def test_batch_size_and_rescale_grad_of_the_optimizer_both_count():
@@ -187,94 +390,6 @@ def test_a_loss_scale_keeps_its_check():
     assert not Trainer([p], "sgd", loss_scale=None, check_finite=False).scaling
     with pytest.raises(TypeError, match="check_finite must be True, False or None"):
         Trainer([p], "sgd", check_finite="yes")
-
-
-# ------------------------------------------------------------------------------ masters
-
-
-def test_a_write_of_one_element_leaves_the_masters_of_the_others():
-    p = parameter("p", [1.0, 1.0])
-    trainer = Trainer([p], "sgd", {"learning_rate": 2.0**-20}, loss_scale=1)
-    run(trainer, [(p, [1.0, 1.0])])
-    p.data()[1] = 0.0
-    run(trainer, [(p, [1.0, 1.0])])
-    np.testing.assert_array_equal(
-        trainer.master_params()["p"].asnumpy(), [1 - 2.0**-19, -(2.0**-20)]
-    )
-
-
-def test_master_params():
-    p, q = parameter("p", [1.0]), parameter("q", [1.0], "float32")
-    frozen = parameter("frozen", [2.0], grad_req="null")
-    late = gluon.Parameter("late", shape=(0,), allow_deferred_init=True)
-    late.initialize()
-    trainer = Trainer([p, q, frozen, late], "sgd", {"learning_rate": 2.0**-20}, loss_scale=1)
-    before = {name: v.asnumpy().item() for name, v in trainer.master_params().items()}
-    assert before == {"p": 1.0, "q": 1.0, "frozen": 2.0}
-    late.shape = (1,)
-    late.initialize(force_reinit=True)
-    run(trainer, [(p, [1.0]), (q, [1.0]), (late, [0.0])])
-    wide = trainer.master_params()
-    assert wide["p"].asnumpy().item() == wide["q"].asnumpy().item() == 1 - 2.0**-20
-    assert all(m.dtype == np.float32 for m in wide.values())
-    assert values(p)[0] == 1.0
-
-
-def test_trainers_in_turn_see_each_others_updates():
-    """Each trainer updates the master of the parameter, not one of its own."""
-
-    def build(p):
-        stock = gluon.Trainer([p], "sgd", {"learning_rate": 2.0**-14})
-        amp.init_trainer(stock, loss_scale=64)
-        return Trainer([p], "sgd", {"learning_rate": 2.0**-14}, loss_scale=64), stock
-
-    p, q = parameter("p", [1.0, 2.0]), parameter("q", [1.0, 2.0])
-    pair, (one, _) = build(p), build(q)
-    for number in range(4):
-        run(pair[number % 2], [(p, [1.0, 3.0])])
-        run(one, [(q, [1.0, 3.0])])
-        expected = one.master_params()["q"].asnumpy()
-        for trainer in pair:
-            np.testing.assert_array_equal(trainer.master_params()["p"].asnumpy(), expected)
-
-
-@pytest.mark.parametrize("name", ["sgd", "lamb"])
-def test_only_the_masters_of_written_weights_are_synced_on_a_gpu(name, monkeypatch):
-    """On a CPU, the update itself syncs them."""
-    monkeypatch.setattr(host, "_as_on_a_gpu", True)
-    kept, written = parameter("kept", [1.0]), parameter("written", [1.0])
-    trainer = Trainer([kept, written], name, {"learning_rate": 0.25}, loss_scale=8.0)
-    synced, sync_master = [], masters.sync_master
-    monkeypatch.setattr(
-        masters, "sync_master", lambda *pair: synced.append(pair[0]) or sync_master(*pair)
-    )
-
-    def step(*terms):
-        del synced[:]
-        run(trainer, [(p, [2.0**-6]) for p in terms], step=False)
-        assert trainer.step(1, ignore_stale_grad=True).applied
-
-    for _ in range(3):
-        step(kept, written)
-    assert synced == []
-    step(kept)
-    written.data()[:] = 3.0  # as many writes as the update that left it out would have made
-    step(kept, written)
-    assert len(synced) == 1 and synced[0] is written.data()
-    wide = {name: master.asnumpy()[0] for name, master in trainer.master_params().items()}
-    assert wide["kept"] < 1.0 < 2.0 < wide["written"] < 3.0
-
-
-def test_weights_win_over_masters_of_an_earlier_state_on_a_gpu_too(path, monkeypatch):
-    monkeypatch.setattr(host, "_as_on_a_gpu", True)
-    p = parameter("p", [1.0])
-    trainer = Trainer([p], "sgd", {"learning_rate": 1.0}, loss_scale=8.0)
-    run(trainer, [(p, [0.25])])
-    trainer.save_states(path)
-    run(trainer, [(p, [0.25])])
-    trainer.load_states(path)  # and no parameters
-    run(trainer, [(p, [0.0])])
-    assert values(p)[0] == 0.5
 
 
 # ------------------------------------------------------------------------------ reads of a GPU
