@@ -2,6 +2,7 @@
 
 # ruff: noqa: F401, which takes the names that other rooms import from here for unused
 
+from gluon_amp.graph.attribute_values import flag, integer, integers, is_set, number
 from gluon_amp.graph.attributes import (
     ACCUMULATE_ATTR,
     ACCUMULATING,
@@ -15,18 +16,16 @@ from gluon_amp.graph.attributes import (
     without_own_attributes,
 )
 from gluon_amp.graph.float32 import WIDE, in_float32, narrow_nodes, type_conflict
+from gluon_amp.graph.op_names import classic
 from gluon_amp.graph.symbol_json import (
     CASTS,
     MX_DTYPE_CODES,
-    NUMPY_NAMES,
     edge_dtypes,
-    flag,
     from_json,
     needed,
     readers_of,
     source_of,
     to_json,
-    tuple_of,
     variables,
 )
 from gluon_amp.graph.writer import Rule, Writer, pruned

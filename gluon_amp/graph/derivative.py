@@ -9,8 +9,12 @@ The chain rule of each operator is in `derivative_rules`.
 
 from typing import Dict, List, Optional
 
-from gluon_amp.graph import BLOCK_ATTR, Writer, flag, from_json, to_json, tuple_of
+from gluon_amp.graph.attribute_values import flag, integers, number
+from gluon_amp.graph.attributes import BLOCK_ATTR
 from gluon_amp.graph.derivative_rules import RULES, STOPS
+from gluon_amp.graph.op_names import classic
+from gluon_amp.graph.symbol_json import from_json, to_json
+from gluon_amp.graph.writer import Writer
 
 import mxnet as mx
 
@@ -28,7 +32,9 @@ def derivative(symbol: mx.sym.Symbol, by: str, shapes: Dict[str, tuple]) -> mx.s
     start = next((i for i, node in enumerate(nodes) if node["name"] == by), None)
     reached = {start}
     for i, node in enumerate(nodes):
-        if node["op"] not in STOPS and any(source in reached for source, *_ in node["inputs"]):
+        if classic(node["op"]) not in STOPS and any(
+            source in reached for source, *_ in node["inputs"]
+        ):
             reached.add(i)
     heads = [[source, output, 0] for source, output, *_ in graph["heads"] if source in reached]
     if not heads:
@@ -90,7 +96,7 @@ class _Tape(Writer):
         inputs = [list(entry) for entry in node["inputs"]]
         call = _Call(attrs, inputs, [i, 0, 0], [self.shapes[tuple(e[:2])] for e in inputs])
         call.out_shape = self.shapes[i, 0]
-        rule = RULES.get(node["op"])
+        rule = RULES.get(classic(node["op"]))
         gradients = rule(self, call, gradient) if rule and outputs == {0} else []
         for k, entry in enumerate(inputs):
             if entry[0] in reached:
@@ -116,7 +122,7 @@ class _Call:
         self.shapes = shapes
 
     def number(self, name: str, default: float = 0.0) -> float:
-        return float(self.attrs.get(name, default))
+        return number(self.attrs, name, default)
 
     def flag(self, name: str, default: bool = False) -> bool:
         return flag(self.attrs, name, default)
@@ -124,7 +130,7 @@ class _Call:
     def axes(self) -> List[int]:
         """Return the axes that a reduction reduces."""
         dims = range(len(self.shapes[0]))
-        axes = tuple_of(self.attrs.get("axis", "None"))
+        axes = integers(self.attrs, "axis")
         named = {k % len(dims) for k in axes or dims}
         return [k for k in dims if (k in named) != (bool(axes) and self.flag("exclude"))]
 

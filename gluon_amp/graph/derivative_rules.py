@@ -8,7 +8,7 @@ ones, or of none where the operator's attributes are not supported.
 import math
 from typing import Callable
 
-from gluon_amp.graph.symbol_json import NUMPY_NAMES, tuple_of
+from gluon_amp.graph.attribute_values import integers
 
 
 def _slope(slope: Callable) -> Callable:
@@ -109,7 +109,7 @@ def _convolution(t, call, g):
         return []
     (channels, *sizes), (filters, inside, *kernel) = call.shapes[0][1:], call.shapes[1]
     stride, dilate, pad = (
-        tuple_of(call.attrs.get(name, "")) or (default,) * len(kernel)
+        integers(call.attrs, name, (default,) * len(kernel))
         for name, default in {"stride": 1, "dilate": 1, "pad": 0}.items()
     )
     reach = [d * (k - 1) for d, k in zip(dilate, kernel)]
@@ -156,9 +156,9 @@ def _pooling(t, call, g):
         return []
     shape, out = call.shapes[0], call.out_shape
     if not call.flag("global_pool"):
-        kernel = tuple_of(call.attrs["kernel"])
+        kernel = integers(call.attrs, "kernel")
         whole = all(n == k * m for n, k, m in zip(shape[2:], kernel, out[2:]))
-        if not whole or tuple_of(call.attrs.get("stride", "")) != kernel:
+        if not whole or integers(call.attrs, "stride") != kernel:
             return []
     spread, windows = list(out[:2]), list(out[:2])
     for n, m in zip(shape[2:], out[2:]):
@@ -208,7 +208,7 @@ def _reshaped(t, call, g):
 
 
 def _transposed(t, call, g):
-    axes = tuple_of(call.attrs.get("axes", "")) or tuple(range(len(call.shapes[0])))[::-1]
+    axes = integers(call.attrs, "axes", tuple(range(len(call.shapes[0])))[::-1])
     inverse = sorted(range(len(axes)), key=axes.__getitem__)
     return [t.emit("transpose", g, axes=tuple(inverse))]
 
@@ -328,8 +328,6 @@ RULES = {
     "tanh": _slope(_tanh_slope),
     "transpose": _transposed,
 }
-
-RULES.update({name: RULES[same] for name, same in NUMPY_NAMES.items()})
 
 # Operators whose gradient is zero
 STOPS = frozenset(

@@ -5,7 +5,7 @@ reads by entries `[node, output, version]`, and so do the graph's outputs, its h
 """
 
 import json
-from typing import Container, Dict, List, Mapping, Optional, Tuple
+from typing import Container, Dict, List, Optional, Tuple
 
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.mxnet_internals import GRAPH_VERSION, NumpySymbol
@@ -15,29 +15,6 @@ import mxnet as mx
 CASTS = ("Cast", "amp_cast")
 
 MX_DTYPE_CODES = {"float32": "0", "float16": "2"}
-
-# Operators of `mx.np`, and those of `mx.nd` that do the same
-NUMPY_NAMES = {
-    **{f"_np_{name}": name for name in ("dot", "squeeze", "sum", "transpose")},
-    **{f"_npi_{name}": name for name in "exp log mean negative sqrt square tanh".split()},
-    **{f"_npx_{name}": name for name in ("relu", "sigmoid")},
-    "_np_copy": "_copy",
-    "_np_reshape": "Reshape",
-    "_npi_absolute": "abs",
-    "_npi_add": "broadcast_add",
-    "_npi_add_scalar": "_plus_scalar",
-    "_npi_concatenate": "Concat",
-    "_npi_multiply": "broadcast_mul",
-    "_npi_multiply_scalar": "_mul_scalar",
-    "_npi_power_scalar": "_power_scalar",
-    "_npi_rsubtract_scalar": "_rminus_scalar",
-    "_npi_rtrue_divide_scalar": "_rdiv_scalar",
-    "_npi_subtract": "broadcast_sub",
-    "_npi_subtract_scalar": "_minus_scalar",
-    "_npi_true_divide": "broadcast_div",
-    "_npi_true_divide_scalar": "_div_scalar",
-    "_npx_reshape": "Reshape",
-}
 
 
 def to_json(symbol: mx.sym.Symbol) -> dict:
@@ -92,18 +69,6 @@ def edge_dtypes(graph: dict, dtypes: Dict[str, object]) -> Dict[Tuple[int, int],
     variables = {name: dtypes.get(name, "float32") for name in all_edges.list_inputs()}
     _, inferred, _ = all_edges.infer_type(**variables)
     return {edge: dtype_name(dtype) for edge, dtype in zip(edges, inferred)}
-
-
-def flag(attrs: Mapping[str, str], name: str, default: bool = False) -> bool:
-    """Return an attribute that is true or false, as MXNet reads it: in any case, or as 1 or 0."""
-    text = attrs.get(name, "None").strip().lower()
-    return default if text == "none" else text in ("true", "1")
-
-
-def tuple_of(text: str) -> Tuple[int, ...]:
-    """Return the numbers in an attribute such as `'(3, 3)'`, `'[3L]'`, `'()'` or `'None'`."""
-    text = "" if text == "None" else text.replace("L", "").strip("()[] ,")
-    return tuple(int(part) for part in text.split(",") if part)
 
 
 def source_of(nodes: List[dict], i: int, through: Optional[Container[str]] = CASTS) -> int:

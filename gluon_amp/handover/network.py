@@ -33,7 +33,8 @@ Edge = Tuple[int, int]
 RESHAPES = ("Reshape", "_np_reshape", "_npx_reshape")
 REGIONS = ("ROIPooling", "_contrib_ROIAlign")  # have rows of an image's number and corners second
 # Positions of the inputs that are indices, lengths, conditions or regions
-INDICES = {**op_table.UNCAST, **dict.fromkeys(REGIONS, (1,)), "one_hot": (0,)}
+INDICES = {op: op_table.inputs("uncast", op) for op in op_table.named("uncast")}
+INDICES.update({**dict.fromkeys(REGIONS, (1,)), "one_hot": (0,)})
 
 
 class ShapeError(UsageError):
@@ -89,7 +90,7 @@ class Network(NamedTuple):
                 origins[i] = node["name"]
             for position, (source, *_) in enumerate(node["inputs"]):
                 name, op = origins.get(source), node["op"]
-                if name and op in (*op_table.MOVES, *graph.CASTS):
+                if name and op in (*op_table.named("moves"), *graph.CASTS):
                     origins[i] = name
                 elif name and position in INDICES.get(op, ()):
                     found[name] = op in REGIONS

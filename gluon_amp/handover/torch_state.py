@@ -195,7 +195,7 @@ def _set_norms(module, settings: Dict[str, Dict[str, float]]) -> None:
 
 def _tensors(torch, layers: Layers, inputs: tuple, arrays: Dict[str, np.ndarray]) -> tuple:
     """Return arrays as the net's inputs, whole numbers and those of an embedding as int64."""
-    network, through = layers.network, (*op_table.MOVES, *graph.CASTS)
+    network, through = layers.network, (*op_table.named("moves"), *graph.CASTS)
     read = {
         network.nodes[graph.source_of(network.nodes, use.input[0], through)]["name"]
         for use in layers.uses

@@ -224,7 +224,7 @@ def _why_not_alike(handed: Handover, name: str, trained: Trained, edges: Dict[An
         if frozen:
             return f"the trainer does not train {frozen[0]}"
         needed = graph.needed({"nodes": nodes, "heads": [source.edge]})
-        if not {nodes[i]["op"] for i in needed} <= op_table.MOVES | {"null"}:
+        if not {nodes[i]["op"] for i in needed} <= op_table.named("moves") | {"null"}:
             return f"the net computes it from {first_few(own)}"
     return ""
 

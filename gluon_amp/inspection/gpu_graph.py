@@ -4,11 +4,10 @@ from collections import defaultdict
 from typing import Dict, Iterator, List, Tuple
 
 from gluon_amp.casting.binding import binding_of
-from gluon_amp.graph import edge_dtypes, to_json
+from gluon_amp.graph import edge_dtypes, op_table, to_json
 from gluon_amp.inspection.findings import Finding
 from gluon_amp.inspection.operators import variable_dtypes
 from gluon_amp.lowering import lower
-from gluon_amp.policy import cuda_kernels
 
 import mxnet as mx
 from mxnet import gluon
@@ -24,7 +23,7 @@ def gpu_problems(symbol: mx.sym.Symbol, dtypes: Dict[str, object]) -> List[Probl
     """Return the nodes of a cast graph that a GPU could not run in its forward or backward pass.
 
     These are operators that exist on a CPU only, operators that read or return float16 without a
-    float16 CUDA kernel (`cuda_kernels`), and those that read or return bfloat16, for which MXNet
+    float16 CUDA kernel (`op_table`), and those that read or return bfloat16, for which MXNet
     1.9.1 has no CUDA kernels at all. Variables that are not in `dtypes` are float32. Raise
     `ValueError` if the policy accumulates in float16, which only the emulation does.
     """
@@ -45,7 +44,7 @@ def _problems(graph: dict, dtypes: Dict[str, object]) -> Iterator[Problem]:
             yield node["name"], op, "exists on a CPU only"
         elif "bfloat16" in used:
             yield node["name"], op, "MXNet has no bfloat16 kernels for a GPU"
-        elif "float16" in used and not cuda_kernels.has_float16_kernel(op):
+        elif "float16" in used and op_table.has("no_float16", op):
             yield node["name"], op, "no float16 kernel for a GPU is known"
         for body in node.get("subgraphs", ()):
             yield from _problems(body, {})  # it reads float32 and casts it itself

@@ -31,7 +31,7 @@ ELEMENTS = 2**20  # of an activation or its gradient that are looked at, evenly 
 
 # Operators that draw random numbers, whose state MXNet can neither return nor restore, and Python
 # code that may draw some
-RANDOM = {*op_table.RANDOM, "Custom"}
+RANDOM = {*op_table.named("random"), "Custom"}
 
 
 class Row(NamedTuple):

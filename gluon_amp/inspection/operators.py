@@ -209,4 +209,4 @@ def _sources(nodes: List[dict], i: int) -> List[int]:
     return chain
 
 
-_MOVING = {*graph.CASTS, *op_table.MOVES}
+_MOVING = {*graph.CASTS, *op_table.named("moves")}

@@ -4,8 +4,8 @@ from collections import Counter
 from typing import Dict, List, NamedTuple, Optional, Set, Tuple
 
 from gluon_amp.base.registry import canonical
-from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, flag, tuple_of
-from gluon_amp.lowering.pointwise import BINARY, BROADCASTING, classic_name, instructions_of
+from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, classic, flag, integer, integers
+from gluon_amp.lowering.pointwise import BINARY, BROADCASTING, instructions_of
 from gluon_amp.lowering.typed_graph import Edge, TypedGraph
 from gluon_amp.policy.cast_pass import LOW_PRECISION
 
@@ -113,15 +113,15 @@ class Analysis:
         return self.edges.get(edge) in self.low
 
     def _find_convolution(self, i: int, node: dict) -> Optional[Images]:
-        attrs, is_2d = node["attrs"], len(tuple_of(node["attrs"]["kernel"])) == 2
+        attrs, is_2d = node["attrs"], len(integers(node["attrs"], "kernel")) == 2
         if not self.is_low((i, 0)) or not is_2d or attrs.get("layout", "None") not in UNSET:
             return None
-        if attrs.get(ACCUMULATE_ATTR) or any(tuple_of(attrs.get("target_shape", ""))):
+        if attrs.get(ACCUMULATE_ATTR) or any(integers(attrs, "target_shape")):
             return None
         data = self.input(node)
         size = data.size if data else ("of", tuple(node["inputs"][0][:2]))
         up = node["op"] == "Deconvolution"
-        return Images(int(attrs["num_filter"]), (size, i) if up else _resized(size, attrs))
+        return Images(integer(attrs, "num_filter"), (size, i) if up else _resized(size, attrs))
 
     def _find_norm(self, i: int, node: dict) -> Optional[Images]:
         attrs, data = node["attrs"], self.input(node)
@@ -143,7 +143,7 @@ class Analysis:
             return None
         if flag(attrs, "global_pool"):
             return Images(data.channels, _one(data.size))
-        if len(tuple_of(attrs.get("kernel", ""))) != 2:
+        if len(integers(attrs, "kernel")) != 2:
             return None
         if attrs.get("pooling_convention", "valid") == "valid":
             return Images(data.channels, _resized(data.size, attrs))
@@ -155,7 +155,7 @@ class Analysis:
         data = self.input(node)
         if data is None or not self.is_low((i, 0)):
             return None
-        ones = set(tuple_of(node["attrs"].get("output_size", ""))) <= {1}
+        ones = set(integers(node["attrs"], "output_size")) <= {1}
         return Images(data.channels, _one(data.size) if ones else (data.size, i))
 
     def _find_concat(self, i: int, node: dict) -> Optional[Images]:
@@ -172,7 +172,7 @@ class Analysis:
         return self.input(node) if allowed else None
 
     def _find_elementwise(self, i: int, node: dict) -> Optional[Images]:
-        op = classic_name(node["op"])
+        op = classic(node["op"])
         if op != "add_n" and instructions_of(op, node.get("attrs", {})) is None:
             return None
         if self.edges.get((i, 0)) not in ("float32", *LOW_PRECISION):
@@ -249,7 +249,7 @@ def _unsized(nodes: List[dict]) -> Set[int]:
             sources = [entry[0] in found for entry in node["inputs"]]
             unsized = all(sources) if canonical(node["op"]) in EQUALLY_SIZED else sources[0]
         elif "shape" in node["attrs"]:
-            unsized = min(tuple_of(node["attrs"]["shape"]), default=0) < 1
+            unsized = min(integers(node["attrs"], "shape"), default=0) < 1
         else:
             unsized = False
         if unsized:
@@ -281,15 +281,11 @@ def _resized(size: Size, attrs: Dict[str, str]) -> Size:
     """
     steps = []
     for k in range(2):
-        kernel, pad = tuple_of(attrs["kernel"])[k], _number(attrs, "pad", k, 0)
-        stride, dilate = _number(attrs, "stride", k, 1), _number(attrs, "dilate", k, 1)
+        kernel, pad = integers(attrs, "kernel")[k], integers(attrs, "pad", (0, 0))[k]
+        stride = integers(attrs, "stride", (1, 1))[k]
+        dilate = integers(attrs, "dilate", (1, 1))[k]
         steps.append((2 * pad - dilate * (kernel - 1), stride))
     same = all(grown == 0 for grown, _ in steps)
     if same and (_is_one(size) or all(stride == 1 for _, stride in steps)):
         return size
     return (size, *steps)
-
-
-def _number(attrs: Dict[str, str], name: str, k: int, default: int) -> int:
-    numbers = tuple_of(attrs.get(name, ""))
-    return numbers[k] if numbers else default

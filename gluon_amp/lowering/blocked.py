@@ -17,8 +17,15 @@ from typing import Dict, List, Optional, Set, Tuple
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16, hardware
 from gluon_amp.base.registry import canonical
-from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, FUSED_ATTR, ROUNDED_ATTR, Writer, needed
-from gluon_amp.graph.op_table import EXACT
+from gluon_amp.graph import (
+    ACCUMULATE_ATTR,
+    CASTS,
+    FUSED_ATTR,
+    ROUNDED_ATTR,
+    Writer,
+    needed,
+    op_table,
+)
 from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, is_elementwise
 from gluon_amp.lowering.narrowing import narrowed
 from gluon_amp.lowering.pointwise import RELU, Program, instructions_of
@@ -292,8 +299,7 @@ class _Writing:
                         value = program.add("add", value, operand)
                 else:
                     value = program.append(instructions_of(op, source.get("attrs", {})), operands)
-            exact = op in EXACT or op in ("relu", "_npx_relu")
-            exact = exact or source.get("attrs", {}).get("act_type") == "relu"
+            exact = op_table.has("exact", op, source["attrs"])
             if rounds and j != i and self.found.is_low(edge) and not exact:
                 value = program.add("round", value)
             return value

@@ -21,7 +21,7 @@ For float64 MXNet uses its own kernels instead of oneDNN's. They have two limits
 from collections import Counter
 from typing import Callable, Dict, List, Optional, Tuple
 
-from gluon_amp.graph import Writer, tuple_of
+from gluon_amp.graph import Writer, integer, integers
 from gluon_amp.lowering.typed_graph import TypedGraph
 
 BY_ONEDNN = ("float32", "bfloat16")
@@ -68,9 +68,9 @@ def deconvolve(
     `name` is that of the last node, and `inputs` are entries in float64. A 3-D one with a target
     shape is refused, since its padding depends on the shape of the data.
     """
-    if len(tuple_of(attrs["kernel"])) < 3:
+    if len(integers(attrs, "kernel")) < 3:
         return _with_dense_kernel(emit, name, attrs, inputs)
-    if any(tuple_of(attrs.get("target_shape", ""))):
+    if any(integers(attrs, "target_shape")):
         raise ValueError(
             f"{name} is a 3-D Deconvolution with target_shape, which cannot be emulated in float16 "
             "on a CPU: give it pad and adj instead, or pin it to float32."
@@ -79,16 +79,13 @@ def deconvolve(
 
 
 def _spatial(attrs: Dict[str, str]) -> Dict[str, Tuple[int, ...]]:
-    dimensions = len(tuple_of(attrs["kernel"]))
-    return {
-        key: tuple_of(attrs.get(key, "")) or (default,) * dimensions
-        for key, default in SPATIAL.items()
-    }
+    dimensions = len(integers(attrs, "kernel"))
+    return {key: integers(attrs, key, (default,) * dimensions) for key, default in SPATIAL.items()}
 
 
 def _with_dense_kernel(emit: Callable, name: str, attrs: dict, inputs: list) -> list:
     """A deconvolution with stride or dilation; for both, with zeros written into its kernel."""
-    kernel, spatial = tuple_of(attrs["kernel"]), _spatial(attrs)
+    kernel, spatial = integers(attrs, "kernel"), _spatial(attrs)
     if max(spatial["stride"]) == 1 or max(spatial["dilate"]) == 1:
         return emit("Deconvolution", name, *inputs, **attrs)
     data, weight, *bias = inputs
@@ -110,7 +107,7 @@ def _with_dense_kernel(emit: Callable, name: str, attrs: dict, inputs: list) -> 
 def _in_two_dimensions(emit: Callable, name: str, attrs: dict, inputs: list) -> list:
     """A 3-D deconvolution as two 2-D ones."""
     data, weight, *bias = inputs
-    filters, (depth, *window) = int(attrs["num_filter"]), tuple_of(attrs["kernel"])
+    filters, (depth, *window) = integer(attrs, "num_filter"), integers(attrs, "kernel")
     spatial = _spatial(attrs)
 
     slices = emit("transpose", f"{name}_slices", data, axes="(0, 2, 1, 3, 4)")

@@ -32,9 +32,6 @@ from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.lowering.typed_graph import Edge, TypedGraph
 from gluon_amp.policy import study
 
-# Operator: attribute, its value for which the operator is exact, its default value
-EXACT_WITH = {"Pooling": ("pool_type", "max", "max"), "Activation": ("act_type", "relu", None)}
-
 # Operators of gluon_amp's C++ library; the last computes the relu of the first one's result
 ROUND, WIDEN, NARROW = "_gluon_amp_round", "_gluon_amp_widen", "_gluon_amp_narrow"
 ROUND_RELU = "_gluon_amp_round_relu"
@@ -151,7 +148,7 @@ class _EmulatedGraph(Writer):
             number = self._cast(result, "float32")[0]
         else:
             number = self.copy(new, inputs)[0]
-        exact = is_exact(node["op"], attrs)
+        exact = op_table.has("exact", node["op"], attrs)
         for edge in (edge for edge in self.edges if edge[0] == i):
             entry = [number, edge[1], 0]
             dtype = self.edges[edge]
@@ -206,11 +203,3 @@ def _fuse_relu(graph: dict) -> dict:
             if nodes[source]["op"] == ROUND and readers[source] == 1:
                 fused[i] = {**nodes[source], "op": ROUND_RELU, "name": node["name"]}
     return {**graph, "nodes": fused}
-
-
-def is_exact(op: str, attrs: Dict[str, str]) -> bool:
-    """Return whether an operator returns values of the format of its inputs, without rounding."""
-    if op in EXACT_WITH:
-        name, value, default = EXACT_WITH[op]
-        return attrs.get(name, default) == value
-    return op in op_table.EXACT

@@ -16,7 +16,7 @@ from typing import List, Tuple
 
 import numpy as np
 
-from gluon_amp.graph import flag, tuple_of
+from gluon_amp.graph import flag, integer, integers
 
 import mxnet as mx
 
@@ -126,10 +126,10 @@ class _Convolution(_View):
         self.kernel = self.weight[2:]
         dims = len(self.kernel)
         self.stride, self.dilate = (
-            tuple_of(attrs.get(n, "")) or (1,) * dims for n in ("stride", "dilate")
+            integers(attrs, name, (1,) * dims) for name in ("stride", "dilate")
         )
-        self.pad = tuple_of(attrs.get("pad", "")) or (0,) * dims
-        self.groups = int(attrs.get("num_group", 1))
+        self.pad = integers(attrs, "pad", (0,) * dims)
+        self.groups = integer(attrs, "num_group", 1)
 
     def operands(self, data, weight) -> tuple:
         """Return the weight and the unfolded windows (im2col)."""

@@ -19,7 +19,7 @@ from gluon_amp.lowering.typed_graph import TypedGraph
 READ_IMAGES = {"BatchNorm": 1, "Concat": None, "Pooling": 1, ADAPTIVE_POOLING: 1}
 
 # Operators that stay in float32 themselves, as elementwise ones do
-PASS_ON = op_table.MOVES | {"add_n", "Dropout"}
+PASS_ON = op_table.named("moves") | {"add_n", "Dropout"}
 
 
 def narrowed(graph: TypedGraph) -> Tuple[TypedGraph, Analysis]:

@@ -17,7 +17,7 @@ from typing import List, Optional
 
 from gluon_amp import kernels
 from gluon_amp.base import hardware
-from gluon_amp.graph import Writer, tuple_of
+from gluon_amp.graph import Writer, integers
 from gluon_amp.lowering import blocked
 from gluon_amp.lowering.typed_graph import TypedGraph
 
@@ -50,7 +50,7 @@ def apply_workarounds(graph: TypedGraph) -> TypedGraph:
 def _safe_convolution(node: dict) -> dict:
     """Return a bfloat16 convolution that uses neither of the two wrong kernels."""
     attrs = node["attrs"]
-    if hardware.has_amx() and set(tuple_of(attrs["kernel"])) == {1}:
+    if hardware.has_amx() and set(integers(attrs, "kernel")) == {1}:
         node = {**node, "attrs": {**attrs, "dilate": attrs["kernel"].replace("1", "2")}}
     if node["op"] == "Convolution" and _is_strided(node) and kernels.available():
         node = {**node, "op": CONVOLUTION}
@@ -58,4 +58,4 @@ def _safe_convolution(node: dict) -> dict:
 
 
 def _is_strided(node: dict) -> bool:
-    return tuple_of(node["attrs"].get("stride", ""))[-1:] > (1,)
+    return integers(node["attrs"], "stride")[-1:] > (1,)

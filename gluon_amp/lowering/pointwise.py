@@ -6,8 +6,7 @@ numbered: first the inputs, then the results of the instructions (`kernels/src/p
 
 from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
 
-from gluon_amp.base.registry import canonical
-from gluon_amp.graph import NUMPY_NAMES
+from gluon_amp.graph import classic
 
 
 class Instruction(NamedTuple):
@@ -34,17 +33,12 @@ WITH_SCALAR = {
 ACTIVATIONS = ("relu", "sigmoid", "tanh")
 
 
-def classic_name(op: str) -> str:
-    """Return the name of the operator of `mx.nd` that does the same."""
-    return NUMPY_NAMES.get(canonical(op), canonical(op))
-
-
 def instructions_of(op: str, attrs: Mapping[str, str]) -> Optional[List[Instruction]]:
     """Return the instructions of an operator, the last of which is its result; None if it has none.
 
     An operator of `add_n` has as many inputs as it likes, and is not in this table.
     """
-    op = classic_name(op)
+    op = classic(op)
     if op in UNARY:
         return [Instruction(UNARY[op], ("a",))]
     if op in BINARY or op in BROADCASTING:

@@ -9,10 +9,10 @@ the result is read), a wrong one (`transpose` writes past the end of its output)
 needs 2 ns and the two casts 1.3 ns. On a GPU, no operator has a bfloat16 kernel.
 """
 
-from typing import Mapping, Optional, Tuple
+from typing import Mapping, Optional
 
 from gluon_amp.base import registry
-from gluon_amp.graph import flag, tuple_of
+from gluon_amp.graph import flag, integers, is_set
 
 MOST_DIMENSIONS = 6  # the limit of oneDNN's casts between bfloat16 and float32
 
@@ -32,20 +32,20 @@ def _activation(attrs: Mapping[str, str]) -> bool:
 
 def _convolution(attrs: Mapping[str, str]) -> bool:
     """Not 3-D with stride and padding: its weight gradient would read uninitialized memory."""
-    strided = any(s > 1 for s in _integers(attrs, "stride"))
-    return not (len(_integers(attrs, "kernel")) == 3 and strided and any(_integers(attrs, "pad")))
+    strided = any(s > 1 for s in integers(attrs, "stride"))
+    return not (len(integers(attrs, "kernel")) == 3 and strided and any(integers(attrs, "pad")))
 
 
 def _deconvolution(attrs: Mapping[str, str]) -> bool:
     """Of images, whose size follows from the other attributes."""
-    is_2d = len(_integers(attrs, "kernel")) == 2
+    is_2d = len(integers(attrs, "kernel")) == 2
     plain = attrs.get("layout", "None") in ("None", "NCHW")
-    return is_2d and plain and not any(_integers(attrs, "target_shape"))
+    return is_2d and plain and not any(integers(attrs, "target_shape"))
 
 
 def _pooling(attrs: Mapping[str, str]) -> bool:
     """Maxima and averages, if the attributes have a kernel (a global pooling needs none)."""
-    kernel = _integers(attrs, "kernel")
+    kernel = integers(attrs, "kernel")
     if attrs.get("pool_type", "max") not in ("max", "avg") or not kernel:
         return False
     if attrs.get("layout", "None") not in ("None", "NCW", "NCHW", "NCDHW"):
@@ -53,27 +53,23 @@ def _pooling(attrs: Mapping[str, str]) -> bool:
     if attrs.get("pooling_convention") != "full" or flag(attrs, "global_pool"):
         return True
     # Otherwise the last window may contain only padding, and its average is 0/0.
-    stride = _integers(attrs, "stride") or (1,) * len(kernel)
-    pad = _integers(attrs, "pad") or (0,) * len(kernel)
+    stride = integers(attrs, "stride", (1,) * len(kernel))
+    pad = integers(attrs, "pad", (0,) * len(kernel))
     return all(k >= s + p for k, s, p in zip(kernel, stride, pad))
 
 
 def _recurrent(attrs: Mapping[str, str]) -> bool:
     """Layers of states alone: no projection, clipping or lengths."""
     options = ("projection_size", "lstm_state_clip_min", "lstm_state_clip_max")
-    if any(attrs.get(name, "None") != "None" for name in options):
+    if any(is_set(attrs, name) for name in options):
         return False
     return not flag(attrs, "use_sequence_length")
 
 
 def _reshape(attrs: Mapping[str, str]) -> bool:
     """At most six dimensions; -2 stands for any number of them, -4 is followed by two sizes."""
-    shape = _integers(attrs, "shape")
+    shape = integers(attrs, "shape")
     return -2 not in shape and len(shape) - shape.count(-4) <= MOST_DIMENSIONS
-
-
-def _integers(attrs: Mapping[str, str], name: str) -> Tuple[int, ...]:
-    return tuple_of(attrs.get(name, ""))
 
 
 # Operator: function of its attributes that returns whether there is a kernel

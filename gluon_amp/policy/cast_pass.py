@@ -110,7 +110,7 @@ def parameter_dtypes(
             decision = decisions[reader]
             if decision.kind == "compute" and position not in op_table.rule(node["op"]).uncast:
                 continue
-            moves_values = node["op"] in op_table.MOVES and not decision.pinned
+            moves_values = op_table.has("moves", node["op"]) and not decision.pinned
             if not moves_values or not only_products_read(reader):
                 return False
         return True
@@ -279,7 +279,7 @@ class _Rewriter:
         params = {n: self.param_dtypes[n] for n in sorted(sources) if n in self.param_dtypes}
         self.nodes.append(Node(node["name"], node["op"], block, *dtypes, params, decision))
 
-        if node["op"] in op_table.RETURNS_INTEGERS:
+        if op_table.has("integers", node["op"]):
             output_dtype = INTEGER
         else:
             output_dtype = _declared_dtype(node["attrs"], dtype)

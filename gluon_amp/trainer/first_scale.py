@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from typing import Callable, Iterable, Iterator, List, Optional, Tuple
 
 from gluon_amp.base.array_kinds import set_to_zero
-from gluon_amp.graph.runs_once import find_runs_once, is_measured
+from gluon_amp.graph import op_table
+from gluon_amp.graph.runs_once import find_runs_once
 from gluon_amp.graph.tape import Tape, memory_of
 from gluon_amp.optimizer.arrays import all_finite, all_zero, doublings, head_gradients, multiply
 from gluon_amp.trainer.passes import clear_fresh, mark_fresh
@@ -172,7 +173,7 @@ def _judge(tape: Optional[Tape], weights: List[NDArray]) -> Tuple[str, bool]:
     once = next(filter(None, (find_runs_once(one, device) for one in graphs)), None)
     if once is None:
         return "", True
-    known = is_measured(once)
+    known = not op_table.has("code", once)
     reason = "has other gradients in a second backward pass" if known else "runs code of its own"
     return f"the operator {once} {reason}", known
 

@@ -10,7 +10,7 @@ CRASH = ("Deconvolution", "_contrib_quantize_asym", "reset_arrays")
 OPERATORS = [op for op in calls.NETWORK if op not in CRASH]
 # Marked, but not differing: code of users, which may
 USERS = ("Custom", "_CustomFunction")
-MARKED = [op for op in OPERATORS if op in op_table.RUNS_ONCE and op not in USERS]
+MARKED = [op for op in OPERATORS if op_table.has("once", op) and op not in USERS]
 PARTS = [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (1, 2, 3))]
 
 
@@ -36,10 +36,10 @@ def test_operators_that_are_marked_differ():
 @pytest.mark.parametrize("first", PARTS)
 def test_all_others_have_the_same_gradients_and_draw_if_they_are_marked(first):
     """Each is called once in each way; `make operators` tries more attributes and dtypes."""
-    found = measured([op for op in OPERATORS if op not in op_table.RUNS_ONCE][first::4])
+    found = measured([op for op in OPERATORS if not op_table.has("once", op)][first::4])
     pairs = [(op, row) for op, rows in found.items() for row in rows]
     assert [op for op, row in pairs if not row.get("equal", True)] == []
     assert sum("equal" in row for _, row in pairs) > 500
     draw = {op for op, row in pairs if any(row.get("random", ()))}
     called = {op for op, row in pairs if "random" in row}
-    assert draw == op_table.RANDOM & called and len(draw) > 5
+    assert draw == op_table.named("random") & called and len(draw) > 5

@@ -10,7 +10,9 @@ import pytest
 from experiments.operators.calls import CANONICAL, ID_DTYPES, NETWORK, REGISTERED, Ids, call, node
 from gluon_amp.base import registry
 from gluon_amp.base.mxnet_internals import LIB, check_call
-from gluon_amp.graph import op_table
+from gluon_amp.graph import op_table, own_operators
+from gluon_amp.policy.cast_pass import NATIVELY_MIXED
+from tests.marks import needs_library
 
 import mxnet as mx
 from mxnet.base import SymbolHandle, c_str_array
@@ -83,7 +85,7 @@ def run(op, inputs, head=None):
 
 def gradient_of(op):
     """Return `head_gradient`, or None if the operator has no gradient."""
-    if op in op_table.RETURNS_INTEGERS | NO_GRADIENT:
+    if op in op_table.named("integers") | NO_GRADIENT:
         return None
     try:
         run(op, arrays(op), head=head_gradient)
@@ -104,14 +106,25 @@ def is_float16(values):
 
 
 def test_every_operator_of_mxnet_is_listed_once_under_its_name_in_a_graph():
-    listed = [name for _, _, names in op_table.GROUPS for name in names.split()]
+    listed = [name for group in op_table.GROUPS for name in group.names]
     assert [name for name, n in Counter(listed).items() if n > 1] == []
     assert [name for name in REGISTERED if not op_table.is_known(name)] == []
     assert {*listed} - {*ONLY_IN_SOME_BUILDS} <= {*CANONICAL}
-    for kind, reason, _ in op_table.GROUPS:
-        assert kind in op_table.KINDS and 0 < len(reason) <= 100 and "\n" not in reason
-    for names in (op_table.EXACT, op_table.MOVES, op_table.RETURNS_INTEGERS, op_table.UNCAST):
-        assert [name for name in names if not op_table.is_known(name)] == []
+    kinds = {"compute", "float32", "norm", "follow", "widest", "uncast"}
+    assert {group.kind for group in op_table.GROUPS} == kinds
+    assert all(0 < len(group.reason) <= 100 for group in op_table.GROUPS)
+
+
+def test_every_operator_with_a_word_is_listed():
+    named = {nodes.op for nodes in op_table.WORDED if not own_operators.is_own(nodes.op)}
+    assert [name for name in named if not op_table.is_known(name)] == []
+
+
+@needs_library
+def test_every_operator_of_the_library_is_registered():
+    texts = (value for value in vars(own_operators).values() if isinstance(value, str))
+    ours = [text for text in texts if text.startswith("_gluon_amp_") and text != "_gluon_amp_"]
+    assert len(ours) > 20 and [name for name in ours if registry.handle(name) is None] == []
 
 
 def test_aliases_resolve_to_the_same_operator():
@@ -162,11 +175,11 @@ def test_operators_of_numpy_have_the_rule_of_their_twin():
     assert twins["_npi_add_scalar"] == "_plus_scalar" and twins["_npi_where"] == "where"
     for name, twin in twins.items():
         one, other = op_table.rule(name), op_table.rule(twin)
-        if name in op_table.RETURNS_INTEGERS:  # where the twin returns the dtype of its input
+        if op_table.has("integers", name):  # where the twin returns the dtype of its input
             assert one.kind in ("uncast", other.kind), name
         else:
             assert (one.kind, one.uncast) == (other.kind, other.uncast), name
-            assert (name in op_table.EXACT) == (twin in op_table.EXACT), name
+            assert op_table.has("exact", name) == op_table.has("exact", twin), name
 
 
 def test_what_float16_decides():
@@ -194,11 +207,11 @@ def test_every_operator_runs_in_float16_as_in_float32(kind):
         head = gradient_of(op)
         low, high = ARCCOSH if "arccosh" in op else UNIT
         (out, grads), wide = (run(op, arrays(op, t, low, high), head) for t in DTYPES)
-        assert out.dtype == np.float16 or op in op_table.RETURNS_INTEGERS, op
+        assert out.dtype == np.float16 or op_table.has("integers", op), op
         assert all(grad.dtype == np.float16 for grad in grads), op
         for a, b in zip([out, *grads], [wide[0], *wide[1]]):
             a, b = a.asnumpy(), b.asnumpy()
-            if op in op_table.RANDOM:
+            if op_table.has("random", op):
                 assert np.isfinite(a).all(), op
             else:
                 np.testing.assert_allclose(a, b, rtol=2.0**-9, atol=2.0**-9, err_msg=op)
@@ -211,7 +224,7 @@ def test_batch_norm_takes_float16_data_with_float32_parameters():
 
 
 def test_results_that_are_integers():
-    for op in op_table.RETURNS_INTEGERS:
+    for op in op_table.named("integers"):
         symbol = node(op)
         dtypes = dict.fromkeys(symbol.list_arguments(), "float16")
         _, (dtype, *_), _ = symbol.infer_type(**dtypes)
@@ -249,7 +262,7 @@ def input_names(op, attrs):
 
 def test_inputs_that_are_never_cast():
     """They are no values, and MXNet lets them have another dtype than the other inputs."""
-    for op in op_table.UNCAST:
+    for op in op_table.named("uncast"):
         names = input_names(op, call(op)[1])
         uncast = op_table.rule(op).uncast
         known = (*NOT_VALUES, ALSO.get(op))
@@ -271,11 +284,12 @@ def test_optional_inputs_leave_no_gap():
 
 
 def test_exact_operators_return_float16_values():
-    assert op_table.MOVES < op_table.EXACT
-    assert {op_table.rule(op).kind for op in op_table.EXACT} == {"follow", "widest"}
+    exact = op_table.named("exact")
+    assert op_table.named("moves") < exact
+    assert {op_table.rule(op).kind for op in exact} == {"follow", "widest"}
     for op in ("elemwise_add", "elemwise_mul", "sigmoid", "mean"):  # so that the test can fail
-        assert op not in op_table.EXACT and not is_float16(run(op, arrays(op))[0].asnumpy())
-    for op in [op for op in NETWORK if op in op_table.EXACT and op not in NOT_RUN]:
+        assert op not in exact and not is_float16(run(op, arrays(op))[0].asnumpy())
+    for op in [op for op in NETWORK if op in exact and op not in NOT_RUN]:
         for low, high in ((-2.0, 2.0), (-6e4, 6e4), (-6e-5, 6e-5)):
             out, _ = run(op, arrays(op, "float32", low, high))
             assert out.dtype == np.float32 and is_float16(out.asnumpy()), op
@@ -288,8 +302,46 @@ def test_moves_return_each_value_at_most_once_and_so_do_their_gradients():
         del found[0.0]
         return found
 
-    for op in [op for op in NETWORK if op in op_table.MOVES and op not in NOT_RUN]:
+    for op in [op for op in NETWORK if op_table.has("moves", op) and op not in NOT_RUN]:
         out, grads = run(op, arrays(op), head=head_gradient)
         inputs = [x for x, shape in zip(arrays(op), call(op)[0]) if not isinstance(shape, Ids)]
         assert counted([out]) - counted(inputs) == Counter(), op
         assert counted(grads) - counted([head_gradient(out)]) == Counter(), op
+
+
+# What MXNet adds to a graph for its backward pass: sums, copies and zeros
+OF_BACKWARD_PASSES = ["_grad_add", "add_n", "_copy", "zeros_like", "ones_like", "_zeros"]
+
+
+def test_every_operator_that_runs_in_float16_has_a_cuda_kernel():
+    casts = ["amp_cast", "Cast", "amp_multicast"]
+    low = of_kind("compute", "follow", "widest")
+    ops = [*low, *NATIVELY_MIXED, *OF_BACKWARD_PASSES, *casts, "flatten"]
+    assert [op for op in ops if op_table.has("no_float16", op)] == []
+    assert op_table.has("no_float16", "linalg_gemm2") and op_table.has("no_float16", "my_gemm")
+
+
+def test_attributes_and_devices_decide_whether_a_word_holds():
+    for kind, once in (("elu", False), ("rrelu", True)):
+        assert op_table.has("once", "LeakyReLU", {"act_type": kind}) is once
+    devices = ("cpu", "gpu")
+    assert [op_table.has("once", "RNN", {}, device) for device in devices] == [False, True]
+    assert [op_table.has("adds", "amp_cast", {}, device) for device in devices] == [False, True]
+    assert op_table.has("exact", "Pooling", {}) and not op_table.has("exact", "Pooling")
+    for text, written in (("None", (1, 3, 4)), ("true", (1, 3, 4)), ("0", (3, 4))):
+        assert op_table.inputs("writes", "BatchNorm", {"fix_gamma": text}) == written
+    for text, ignores in (("False", True), ("1", False), ("None", True)):
+        assert op_table.has("head", "SoftmaxOutput", {"out_grad": text}) is ignores
+    assert op_table.rule("Pooling", {"pool_type": "lp"}) == op_table.rule("sum")
+    assert op_table.rule("Pooling") == op_table.rule("Pooling", {}) == op_table.rule("UpSampling")
+
+
+def test_of_an_unknown_operator_nothing_good_is_assumed():
+    bad = {"code", "once", "no_float16"}
+    words = {"moves", "exact", "random", "adds", "head", *bad}
+    assert {word for word in words if op_table.has(word, "my_gemm")} == bad
+    assert {word for word in words if op_table.has(word, "_backward_Pooling")} == {"once"}
+    for name in ("null", own_operators.DENSE):
+        assert not any(op_table.has(word, name) for word in bad)
+    with pytest.raises(KeyError):
+        op_table.has("mooves", "Reshape")

@@ -66,14 +66,6 @@ def test_the_dtypes_of_all_tensors():
         graph.edge_dtypes(json, {"x": "float16"})  # beside a float32 weight
 
 
-@pytest.mark.parametrize(
-    "text, numbers",
-    [("(3, 3)", (3, 3)), ("(3,)", (3,)), ("[1, -1]", (1, -1)), ("()", ()), ("None", ()), ("", ())],
-)
-def test_the_numbers_of_an_attribute(text, numbers):
-    assert graph.tuple_of(text) == numbers
-
-
 def test_the_source_of_a_tensor():
     half = mx.sym.Cast(var("x"), dtype="float16")
     moved = mx.sym.transpose(mx.sym.amp_cast(half, dtype="float32"), name="t")
@@ -101,22 +93,3 @@ def test_the_readers_of_a_tensor():
     json = graph.to_json(mx.sym.Group([x * x, x]))
     assert [node["op"] for node in json["nodes"]] == ["null", "elemwise_mul"]
     assert graph.readers_of(json) == {0: [(None, 0), (1, 0), (1, 1)], 1: [(None, 0)]}
-
-
-@pytest.mark.parametrize("text", ["True", "true", "TRUE", "1", "False", "false", "FALSE", "0"])
-def test_a_flag_is_read_as_mxnet_reads_it(text):
-    dense_of_one_axis = mx.sym.FullyConnected(var("x"), num_hidden=2, flatten=False).tojson()
-    symbol = mx.sym.load_json(dense_of_one_axis.replace('"False"', f'"{text}"'))
-    flattens = symbol.infer_shape(x=(2, 3, 4))[1] == [(2, 2)]
-    assert graph.flag({"flatten": text}, "flatten", not flattens) is flattens
-
-
-def test_a_flag_that_is_not_set_has_its_default():
-    assert [graph.flag({"f": "None"}, "f", True), graph.flag({}, "f")] == [True, False]
-
-
-def test_numbers_are_read_as_mxnet_reads_them():
-    for text in ("(2, 3)", "[2,3]", "(2L, 3L)", " ( 2, 3, ) "):
-        axes = mx.sym.sum(var("x"), axis=(0, 1)).tojson().replace("(0, 1)", text)
-        assert mx.sym.load_json(axes).infer_shape(x=(9, 8, 7, 6))[1] == [(9, 8)]
-        assert graph.tuple_of(text) == (2, 3)

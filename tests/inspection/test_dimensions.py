@@ -90,8 +90,8 @@ def test_a_product_without_tensor_cores(arrays):
     assert (finding.kind, finding.block) == ("kernel", "0")
     assert finding.problem == f"{op} does not run on Tensor Cores, as its kernel is cublasSgemmEx"
     assert amp.check(built(product(), policy=FLOAT16.pin(ops=[op])), None, x) == []
-    groups = (names for _, why, names in op_table.GROUPS if "not on Tensor Cores" in why)
-    assert {name for names in groups for name in names.split()} == {*WITHOUT_TENSOR_CORES}
+    groups = (group for group in op_table.GROUPS if "not on Tensor Cores" in group.reason)
+    assert {name for group in groups for name in group.names} == {*WITHOUT_TENSOR_CORES}
 
 
 def test_a_net_that_mxnet_cast_itself():

@@ -6,9 +6,10 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.casting.binding import running_blocks
+from gluon_amp.graph import op_table
 from gluon_amp.inspection.gpu_graph import gpu_findings, gpu_problems
 from gluon_amp.lowering import lower
-from gluon_amp.policy import Policy, cast_pass, cuda_kernels
+from gluon_amp.policy import Policy, cast_pass
 from tests.inspection.nets import built
 from tests.marks import needs_library
 from tests.random_nets import RandomNet
@@ -51,7 +52,7 @@ class Loop(gluon.HybridBlock):
 def test_the_body_of_a_loop_is_looked_at(monkeypatch):
     net, x = amp.cast(Loop(), "float16"), nd.ones((4, 2))
     assert findings_of(net, x) == []
-    monkeypatch.setattr(cuda_kernels, "WITHOUT", {"FullyConnected"})
+    monkeypatch.setattr(op_table, "has", lambda word, op, *_: op == "FullyConnected")
     assert [f.problem.partition(":")[0] for f in findings_of(net, x)] == ["FullyConnected"]
 
 

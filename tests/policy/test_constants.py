@@ -36,15 +36,16 @@ NOT_VALUES = {
 def test_every_number_of_an_operator_that_may_compute_in_float16_is_classified():
     # norms (kind 'norm') apply their epsilons in float32
     numbers = numbers_of(("compute", "follow", "widest"))
-    listed = {(op, name) for op, names in constants.CONSTANTS.items() for name in names}
+    named = op_table.named("constants")
+    listed = {(op, name) for op in named for name in op_table.arguments("constants", op)}
     assert set(numbers) == listed | set(NOT_VALUES)
     assert listed.isdisjoint(NOT_VALUES)
 
 
 def test_the_defaults_of_all_constants_fit():
     numbers = numbers_of(("compute", "follow", "widest"))
-    for op, names in constants.CONSTANTS.items():
-        for name in names:
+    for op in op_table.named("constants"):
+        for name in op_table.arguments("constants", op):
             default = numbers[op, name].partition("default=")[2] or "None"
             assert default == "None" or constants.fits(float(default)), (op, name)
 

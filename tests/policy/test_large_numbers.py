@@ -40,7 +40,7 @@ NORMS = {
 
 
 def test_these_are_all_norms():
-    kinds = {name: kind for kind, _, names in op_table.GROUPS for name in names.split()}
+    kinds = {name: group.kind for group in op_table.GROUPS for name in group.names}
     assert {name for name, kind in kinds.items() if kind == "norm"} <= {*NORMS}
     assert {kinds[name] for name in NORMS} == {"norm", "float32"}
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from gluon_amp import graph
 from gluon_amp.base.messages import UsageError
-from gluon_amp.graph import NUMPY_NAMES, op_table, tuple_of
+from gluon_amp.graph import classic, integers, op_table
 from gluon_amp.handover.network import Edge, Network
 from gluon_amp.handover.to_onnx import (
     detection,
@@ -82,7 +82,7 @@ def canonical(op: str) -> str:
     """Return the name under which an operator of mx.np is translated, or its own."""
     rest = re.sub(r"^_np[ix]?_", "", op)
     older = rest.replace("less", "lesser").replace("around", "round")
-    options = [op, NUMPY_NAMES.get(op, op), rest, older]
+    options = [op, classic(op), rest, older]
     options += [f"{prefix}{one}" for one in (rest, older) for prefix in ("broadcast_", "_")]
     return next((one for one in options if one in TRANSLATIONS), op)
 
@@ -146,7 +146,7 @@ def _constants(network: Network, tensors: Dict[Edge, Tensor]) -> Set[int]:
         if node["op"] in ("shape_array", "size_array"):
             outputs = [tensors[network.inputs_of(i)[0]]]  # its sizes are the values
         # MXNet infers an unknown size from what reads the node, so that it cannot run by itself
-        unknown = not network.numpy and 0 in tuple_of(node["attrs"].get("shape", "None"))
+        unknown = not network.numpy and 0 in integers(node["attrs"], "shape")
         fixed = not unknown and all(one.fixed for one in outputs)
         if fixed and all(k in constant for k, _ in _values_of(network, i)) and not _draws(node):
             constant.add(i)
@@ -164,7 +164,7 @@ def _draws(node: dict) -> bool:
     if node["op"] == "Dropout":
         return node["attrs"].get("mode") == "always"
     inside = (one for body in node.get("subgraphs", ()) for one in body["nodes"])
-    return node["op"] in op_table.RANDOM or any(map(_draws, inside))
+    return node["op"] in op_table.named("random") or any(map(_draws, inside))
 
 
 def _read(network: Network, constant: Iterable[int]) -> Set[Edge]:
@@ -189,7 +189,7 @@ def _translated(
     node = Node(canonical(json["op"]), json["attrs"], inputs, returned)
     writer.prefix = json["name"]
     try:
-        if node.op in op_table.RANDOM and node.op not in TRANSLATIONS:
+        if node.op in op_table.named("random") and node.op not in TRANSLATIONS:
             raise UntranslatableError("it draws random numbers")
         if node.op not in TRANSLATIONS:
             raise UntranslatableError("ONNX has no such operator, or no translation is known")

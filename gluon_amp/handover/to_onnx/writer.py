@@ -7,7 +7,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.graph import flag, tuple_of
+from gluon_amp.graph import flag, integers
 
 OPSET = 13
 IR_VERSION = 7  # the one of opset 13
@@ -90,7 +90,7 @@ class Node(NamedTuple):
 
     def integers(self, key: str, default: Tuple[int, ...] = ()) -> Tuple[int, ...]:
         """Return an attribute that is a tuple; the default if it is empty or None."""
-        return tuple_of(self.text(key)) or default
+        return integers(self.attrs, key, default)
 
     def members(self, key: str) -> List[str]:
         """Return the texts in an attribute that is a tuple, or one text; none if it is None."""
@@ -107,7 +107,7 @@ class Node(NamedTuple):
 
     def axes(self, key: str = "axis") -> Optional[Tuple[int, ...]]:
         """Return the axes that an attribute names, counted from the first; None for all of them."""
-        named = tuple_of(self.text(key))
+        named = integers(self.attrs, key)
         return tuple(self.data.axis(axis) for axis in named) if named else None
 
 
