@@ -30,12 +30,6 @@ from mxnet import autograd, gluon
 # A tensor of a graph: its node and which output of it
 Edge = Tuple[int, int]
 
-RESHAPES = ("Reshape", "_np_reshape", "_npx_reshape")
-REGIONS = ("ROIPooling", "_contrib_ROIAlign")  # have rows of an image's number and corners second
-# Positions of the inputs that are indices, lengths, conditions or regions
-INDICES = {op: op_table.inputs("uncast", op) for op in op_table.named("uncast")}
-INDICES.update({**dict.fromkeys(REGIONS, (1,)), "one_hot": (0,)})
-
 
 class ShapeError(UsageError):
     """A graph does not accept inputs of these shapes."""
@@ -90,10 +84,13 @@ class Network(NamedTuple):
                 origins[i] = node["name"]
             for position, (source, *_) in enumerate(node["inputs"]):
                 name, op = origins.get(source), node["op"]
-                if name and op in (*op_table.named("moves"), *graph.CASTS):
+                regions = op_table.inputs("regions", op)
+                if name and (op_table.has("moves", op) or op in graph.CASTS):
                     origins[i] = name
-                elif name and position in INDICES.get(op, ()):
-                    found[name] = op in REGIONS
+                elif name and position in (*regions, *op_table.inputs("uncast", op)):
+                    found[name] = bool(regions)
+                elif name and op == "one_hot":
+                    found[name] = False
         return found
 
     def shapes(self, inputs: Dict[str, np.ndarray]) -> Dict[Edge, Tuple[int, ...]]:
@@ -124,7 +121,7 @@ class Network(NamedTuple):
         shapes = dict(zip(edges, found))
         for i, node in enumerate(self.nodes):
             # MXNet infers the shape without the size, and the operator would end the process
-            if node["op"] in RESHAPES and (i, 0) in shapes:
+            if graph.classic(node["op"]) == "Reshape" and (i, 0) in shapes:
                 before, after = shapes[self.inputs_of(i)[0]], shapes[i, 0]
                 if np.prod(before) != np.prod(after):
                     raise ShapeError(f"{node['name']} reshapes {before} to {after}")

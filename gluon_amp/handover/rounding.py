@@ -24,8 +24,8 @@ LEAST = {"float32": 2.0**-17, "float16": 2.0**-9}
 # Sums that read no weight, and the axes from which results have one error in common. Some programs
 # add n terms one by one, with an error of about sqrt(n) roundings (Higham and Mary, SIAM J. Sci.
 # Comput. 41(5), 2019). MXNet's InstanceNorm of 512 × 512 pixels is off by 2.6e-4 (measured).
-SUMS = {"InstanceNorm": 2, "GroupNorm": 2, "LayerNorm": -1}
-SUMS.update(dict.fromkeys(["Pooling", "mean", "_npi_mean"]))
+SUMS: Dict[str, Optional[int]] = {"InstanceNorm": 2, "GroupNorm": 2, "LayerNorm": -1}
+SUMS.update(Pooling=None, mean=None)
 SUM_MOVED = 2 * 2.0**-24  # for each sqrt(n)
 # The weights of a resized image come from places in float32. These are off by half a rounding of
 # the input's side, and weigh neighbours that differ by up to twice the largest value.
@@ -67,14 +67,14 @@ def _with_noise(
 ) -> Tuple[Network, Optional[List[Edge]], Noise]:
     """Return a network that adds a variable to each sum, its edges, and the variables' sizes."""
     out, noise = graph.Writer(), {}
-    sums = [(i, 0) for i, node in enumerate(network.nodes) if node["op"] in SUMS]
+    sums = [(i, 0) for i, node in enumerate(network.nodes) if graph.classic(node["op"]) in SUMS]
     results = dict(zip(sums, network.run(inputs, sums) if sums else ()))
     shapes = network.shapes(inputs) if sums else {}
     for i, node in enumerate(network.nodes):
         entry = out.copy(node, [out.remap(one) for one in node["inputs"]])
         out.numbers.append(entry[0])
         if (i, 0) in results:
-            result, axis = results[i, 0], SUMS[node["op"]]
+            result, axis = results[i, 0], SUMS[graph.classic(node["op"])]
             before = shapes[tuple(node["inputs"][0][:2])]
             terms = np.prod(before) / result.size if axis is None else np.prod(before[axis:])
             roundings = max(before[2:]) if node["op"] == RESIZE else terms**0.5

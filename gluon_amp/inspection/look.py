@@ -11,7 +11,6 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tu
 import numpy as np
 
 from gluon_amp import graph
-from gluon_amp.base import registry
 from gluon_amp.base.formats import FORMATS
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.parameters import dtype_of
@@ -28,10 +27,6 @@ from gluon_amp.optimizer.base import cast
 from mxnet import gluon, nd
 
 ELEMENTS = 2**20  # of an activation or its gradient that are looked at, evenly spaced
-
-# Operators that draw random numbers, whose state MXNet can neither return nor restore, and Python
-# code that may draw some
-RANDOM = {*op_table.named("random"), "Custom"}
 
 
 class Row(NamedTuple):
@@ -121,7 +116,7 @@ def _derandomize(json: dict) -> bool:
     Return whether that is so.
     """
     for node in json["nodes"]:
-        op, attrs = registry.canonical(node["op"]), node["attrs"]
+        op, attrs = node["op"], node["attrs"]
         if op == "Dropout":
             kept = {name: value for name, value in attrs.items() if name.startswith("__")}
             node.update(op="_copy", attrs=kept)
@@ -129,8 +124,8 @@ def _derandomize(json: dict) -> bool:
             attrs["p"] = "0"
         elif op == "_contrib_SyncBatchNorm":
             attrs.update(ndev="1", key=f"{attrs['key']}_watched")
-        elif op in RANDOM or attrs.get("act_type") == "rrelu":
-            return False
+        elif op == "Custom" or op_table.has("random", op, attrs):
+            return False  # MXNet can neither return nor restore the state of random numbers
         if not all(map(_derandomize, node.get("subgraphs", ()))):
             return False
     return True

@@ -203,10 +203,8 @@ def operators(traced: Graph) -> List[Operator]:
 def _sources(nodes: List[dict], i: int) -> List[int]:
     """Return node `i` and those before it, as long as values are only cast or moved."""
     chain = [i]
-    while nodes[i]["op"] in _MOVING and len(nodes[i]["inputs"]) == 1:
+    moving = {*graph.CASTS, *op_table.named("moves")}
+    while nodes[i]["op"] in moving and len(nodes[i]["inputs"]) == 1:
         i = nodes[i]["inputs"][0][0]
         chain.append(i)
     return chain
-
-
-_MOVING = {*graph.CASTS, *op_table.named("moves")}

@@ -9,6 +9,7 @@ a new bind.
 from typing import Dict, List, Set, Tuple
 
 from gluon_amp import graph
+from gluon_amp.graph import op_table
 from gluon_amp.lowering.added_gradients import WRITTEN_ATTR
 from gluon_amp.policy import Policy
 
@@ -16,12 +17,6 @@ import mxnet as mx
 
 # The variable that holds the scale, float32, of shape (1,), in the graphs that executors run.
 SCALE = "gluon_amp_loss_scale"
-
-# Operators that compute the gradient of their first input and ignore their head gradient.
-LOSS_HEADS = frozenset(
-    """SoftmaxOutput LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput SVMOutput
-    MakeLoss make_loss""".split()
-)
 
 # Adds a term of its own to the gradient that passes through it. The scale of a head does not reach
 # that term, and a scale of the sum would multiply the gradient of the head twice.
@@ -94,9 +89,7 @@ def _scaled_inputs(old: dict, input_names: Set[str]) -> Dict[int, List[int]]:
 
 
 def _is_head(node: dict) -> bool:
-    # With out_grad=True SoftmaxOutput multiplies its head gradient, as other operators do.
-    uses_head_gradient = graph.flag(node["attrs"], "out_grad")
-    return node["op"] in LOSS_HEADS and not uses_head_gradient
+    return op_table.has("head", node["op"], node["attrs"])
 
 
 def _check_heads(old: dict, policy: Policy) -> None:

@@ -613,14 +613,15 @@ def expanded(row):
     """Return a row with each option in braces in turn, as in `{sin cos}(x)` and `{x | x, 1}`."""
     before, brace, rest = row.partition("{")
     if not brace:
-        return [" ".join(row.split())]
+        return [row]
     options, _, after = rest.partition("}")
-    options = re.split(r" \| ", options) if " | " in options else options.split()
+    options = options.split(" | ") if " | " in options else options.split()
     return [one for option in options for one in expanded(f"{before}{option}{after}")]
 
 
 def rows_of(text):
-    return [one for row in re.split(r"\n {8}(?! )", text.strip()) for one in expanded(row)]
+    rows = (" ".join(row.split()) for row in re.split(r"\n {8}(?! )", text.strip()))
+    return [one for row in rows for one in expanded(row)]
 
 
 CASES = [(rows_of(rows), tensors) for tensors, rows in TABLE]
