@@ -20,7 +20,12 @@ from gluon_amp.graph.op_names import classic
 from gluon_amp.graph.symbol_json import (
     CASTS,
     MX_DTYPE_CODES,
+    Edge,
+    Entry,
+    Json,
     edge_dtypes,
+    edge_of,
+    edges_of,
     from_json,
     needed,
     readers_of,

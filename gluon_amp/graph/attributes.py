@@ -3,7 +3,7 @@
 import json
 from typing import NamedTuple, Optional, Tuple
 
-from gluon_amp.graph.symbol_json import from_json, to_json
+from gluon_amp.graph.symbol_json import Json, from_json, to_json
 
 import mxnet as mx
 
@@ -42,7 +42,7 @@ class Rounding(NamedTuple):
         return json.dumps(self)
 
     @classmethod
-    def of(cls, node: dict) -> Optional["Rounding"]:
+    def of(cls, node: Json) -> Optional["Rounding"]:
         """Return the rounding of a node, or None."""
         text = node["attrs"].get(ROUNDING_ATTR)
         return cls(*json.loads(text)) if text else None
@@ -55,7 +55,7 @@ def without_own_attributes(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     return from_json(graph, like=symbol)
 
 
-def _drop_own_attributes(graph: dict) -> None:
+def _drop_own_attributes(graph: Json) -> None:
     for node in graph["nodes"]:
         for name in OWN_ATTRS:
             node["attrs"].pop(name, None)

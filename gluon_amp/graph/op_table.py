@@ -62,7 +62,7 @@ class Group(NamedTuple):
 
     @property
     def names(self) -> List[str]:
-        """The operators that have this rule, but for those that have it for some attributes only."""
+        """The operators that have this rule whatever their attributes."""
         return [nodes.op for nodes in self.nodes if not nodes.attribute]
 
 

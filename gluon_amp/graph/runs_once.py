@@ -8,9 +8,10 @@ Dropout. `make operators` measures which operators do so. What was not measured 
 from typing import Optional
 
 from gluon_amp.graph import op_table
+from gluon_amp.graph.symbol_json import Json
 
 
-def find_runs_once(graph: dict, device_type: str) -> Optional[str]:
+def find_runs_once(graph: Json, device_type: str) -> Optional[str]:
     """Return an operator whose second backward pass in a graph differs, or may; None if none does.
 
     No gradient reaches what a BlockGrad reads, such as the masks of a cast net's dropout. The graph

@@ -5,32 +5,37 @@ reads by entries `[node, output, version]`, and so do the graph's outputs, its h
 """
 
 import json
-from typing import Container, Dict, List, Optional, Tuple
+from typing import Any, Container, Dict, List, Mapping, Optional, Tuple
 
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.mxnet_internals import GRAPH_VERSION, NumpySymbol
 
 import mxnet as mx
 
+Json = Dict[str, Any]  # a graph, or one of its nodes
+Entry = List[int]
+Edge = Tuple[int, int]  # a tensor: the number of its node, and its number among the outputs
+
 CASTS = ("Cast", "amp_cast")
 
 MX_DTYPE_CODES = {"float32": "0", "float16": "2"}
 
 
-def to_json(symbol: mx.sym.Symbol) -> dict:
+def to_json(symbol: mx.sym.Symbol) -> Json:
     """Return a symbol's graph as a dict, casts included; every node has attributes, maybe none."""
-    return _with_attributes(json.loads(symbol.tojson(remove_amp_cast=False)))
-
-
-def _with_attributes(graph: dict) -> dict:
-    for node in graph["nodes"]:
-        node.setdefault("attrs", {})
-        for body in node.get("subgraphs", ()):
-            _with_attributes(body)
+    graph: Json = json.loads(symbol.tojson(remove_amp_cast=False))
+    _add_attributes(graph)
     return graph
 
 
-def from_json(graph: dict, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbol:
+def _add_attributes(graph: Json) -> None:
+    for node in graph["nodes"]:
+        node.setdefault("attrs", {})
+        for body in node.get("subgraphs", ()):
+            _add_attributes(body)
+
+
+def from_json(graph: Json, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbol:
     """Build a symbol from a dict such as `to_json` returns; a `mx.np` symbol if `like` is one."""
     # The body of a loop has no version, and MXNet upgrades a graph without one as if it were old.
     # MXNet reads UTF-8, but no escape such as \u00e9.
@@ -39,7 +44,7 @@ def from_json(graph: dict, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbo
     return symbol.as_np_ndarray() if isinstance(like, NumpySymbol) else symbol
 
 
-def _indexed(graph: dict) -> dict:
+def _indexed(graph: Json) -> Json:
     """Return a graph with the index of its variables recomputed, in its nodes' bodies too."""
     nodes = [
         {**node, "subgraphs": [_indexed(body) for body in node["subgraphs"]]}
@@ -52,26 +57,35 @@ def _indexed(graph: dict) -> dict:
     return {**kept, "nodes": nodes, "arg_nodes": variables}
 
 
-def variables(graph: dict) -> List[str]:
+def variables(graph: Json) -> List[str]:
     """Return the names of a graph's variables, in the order of its nodes."""
     return [node["name"] for node in graph["nodes"] if node["op"] == "null"]
 
 
-def edge_dtypes(graph: dict, dtypes: Dict[str, object]) -> Dict[Tuple[int, int], str]:
+def edge_of(entry: Entry) -> Edge:
+    """Return the tensor of an entry, whatever its version."""
+    return entry[0], entry[1]
+
+
+def edges_of(graph: Json) -> List[Edge]:
+    """Return every tensor that a graph's nodes read or return, in topological order."""
+    read = [entry for node in graph["nodes"] for entry in node["inputs"]]
+    return sorted({edge_of(entry) for entry in read + graph["heads"]})
+
+
+def edge_dtypes(graph: Json, dtypes: Mapping[str, object]) -> Dict[Edge, str]:
     """Return the dtype of every tensor that a graph's nodes read or return, by node and output.
 
     `dtypes` are those of the variables; those left out are float32.
     """
-    edges = {tuple(entry[:2]) for node in graph["nodes"] for entry in node["inputs"]}
-    edges.update(tuple(entry[:2]) for entry in graph["heads"])
-    edges = sorted(edges)
+    edges = edges_of(graph)
     all_edges = from_json({**graph, "heads": [[*edge, 0] for edge in edges]})
     variables = {name: dtypes.get(name, "float32") for name in all_edges.list_inputs()}
     _, inferred, _ = all_edges.infer_type(**variables)
     return {edge: dtype_name(dtype) for edge, dtype in zip(edges, inferred)}
 
 
-def source_of(nodes: List[dict], i: int, through: Optional[Container[str]] = CASTS) -> int:
+def source_of(nodes: List[Json], i: int, through: Optional[Container[str]] = CASTS) -> int:
     """Return the node that the first output of node `i` originally comes from.
 
     This walks back through operators of one input: those in `through`, with None all of them.
@@ -81,12 +95,13 @@ def source_of(nodes: List[dict], i: int, through: Optional[Container[str]] = CAS
     return i
 
 
-def needed(graph: dict) -> List[int]:
+def needed(graph: Json) -> List[int]:
     """Return the nodes that the outputs need, from each output back to its inputs in their order.
 
     MXNet lists the variables of a graph in this order.
     """
-    nodes, found = graph["nodes"], {}
+    nodes = graph["nodes"]
+    found: Dict[int, bool] = {}
     pending = [entry[0] for entry in reversed(graph["heads"])]
     while pending:
         i = pending.pop()
@@ -96,8 +111,9 @@ def needed(graph: dict) -> List[int]:
     return list(found)
 
 
-def readers_of(graph: dict) -> Dict[int, List[tuple]]:
+def readers_of(graph: Json) -> Dict[int, List[Tuple[Optional[int], int]]]:
     """Return the readers of each node, by node and input position; of an output also (None, 0)."""
+    readers: Dict[int, List[Tuple[Optional[int], int]]]
     readers = {source: [(None, 0)] for source, *_ in graph["heads"]}
     for i, node in enumerate(graph["nodes"]):
         for position, (source, *_) in enumerate(node["inputs"]):

@@ -14,7 +14,7 @@ from typing import Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tu
 from gluon_amp.base.array_kinds import of_user_kind
 from gluon_amp.base.memory import NO_SUCH_PLACE, Reader, by_file, word
 from gluon_amp.base.mxnet_internals import LIB, array_of_handle, check_call
-from gluon_amp.graph.symbol_json import to_json
+from gluon_amp.graph.symbol_json import Json, to_json
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -93,7 +93,7 @@ class Tape:
         names = {node["op"] for graph in inside for node in graph["nodes"]}
         return "Custom" in names | self._places.operators
 
-    def graphs(self) -> Optional[List[dict]]:
+    def graphs(self) -> Optional[List[Json]]:
         """Return the graphs as `to_json` does; None if MXNet cannot write one of the operators.
 
         The operator of a hybridized block has the block's graph under "subgraphs".
@@ -128,7 +128,7 @@ def memory_of(array: nd.NDArray) -> Tuple[int, int]:
 def _name(array: nd.NDArray) -> Optional[str]:
     """Return the name of an array's variable; None if no recorded operator has read it."""
     try:
-        return autograd.get_symbol(array).name
+        return str(autograd.get_symbol(array).name)
     except mx.MXNetError:
         return None
 
@@ -142,9 +142,9 @@ def _places(symbols: Iterable[mx.sym.Symbol], word: Reader) -> _Places:
             continue
         seen.add(node)
         pending += _nodes(node + _INPUTS, word)
-        operator, name = word(node + _OPERATOR), _text(node + _NAME, word)
-        if operator:
-            operator = _text(operator, word)
+        at, name = word(node + _OPERATOR), _text(node + _NAME, word)
+        if at:
+            operator = _text(at, word)
             places.operators.add(operator)
             if operator == _CACHED_OP:
                 places.graphs[name] = word(node + _PARSED + _VALUE) + _GRAPH
