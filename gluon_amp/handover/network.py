@@ -17,7 +17,7 @@ from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.composing import saving
 from gluon_amp.casting.parameters import contexts_of
 from gluon_amp.casting.tracing import TraceError, trace
-from gluon_amp.graph import op_table
+from gluon_amp.graph import Edge, op_table
 from gluon_amp.handover.heads import in_inference
 from gluon_amp.lowering import lower, regions
 from gluon_amp.lowering.typed_graph import TypedGraph
@@ -26,9 +26,6 @@ from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
 from mxnet import autograd, gluon
-
-# A tensor of a graph: its node and which output of it
-Edge = Tuple[int, int]
 
 
 class ShapeError(UsageError):
@@ -53,7 +50,7 @@ class Network(NamedTuple):
     @property
     def outputs(self) -> List[Edge]:
         """The edges that the net returns."""
-        return [tuple(entry[:2]) for entry in self.json["heads"]]
+        return list(map(graph.edge_of, self.json["heads"]))
 
     def path_of(self, i: int) -> str:
         """Return the path of the block that called a node; an empty one is the net itself."""
@@ -65,12 +62,7 @@ class Network(NamedTuple):
 
     def inputs_of(self, i: int) -> List[Edge]:
         """Return the edges that a node reads."""
-        return [tuple(entry[:2]) for entry in self.nodes[i]["inputs"]]
-
-    def edges(self) -> List[Edge]:
-        """Return every tensor that a node reads or the net returns, in topological order."""
-        read = (edge for i in range(len(self.nodes)) for edge in self.inputs_of(i))
-        return sorted({*read, *self.outputs})
+        return list(map(graph.edge_of, self.nodes[i]["inputs"]))
 
     def indices(self) -> Dict[str, bool]:
         """Return the inputs that are integers, or are read as indices, lengths or conditions.
@@ -82,7 +74,7 @@ class Network(NamedTuple):
         for i, node in enumerate(self.nodes):
             if node["name"] in self.inputs and node["op"] == "null":
                 origins[i] = node["name"]
-            for position, (source, *_) in enumerate(node["inputs"]):
+            for position, (source, _) in enumerate(self.inputs_of(i)):
                 name, op = origins.get(source), node["op"]
                 regions = op_table.inputs("regions", op)
                 if name and (op_table.has("moves", op) or op in graph.CASTS):
@@ -99,7 +91,7 @@ class Network(NamedTuple):
         Raise `ShapeError` if the graph does not accept them, and `UsageError` if a shape depends on
         values.
         """
-        edges = self.edges()
+        edges = graph.edges_of(self.json)
         arrays = {**self.parameters, **inputs}
         symbol = self.symbol(edges)
         known = {name: arrays[name].shape for name in symbol.list_inputs() if name in arrays}

@@ -15,7 +15,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gluon_amp.base.messages import first_few
-from gluon_amp.handover.network import Edge
+from gluon_amp.graph import Edge
 from gluon_amp.handover.rounding import distance
 from gluon_amp.handover.torch_uses import Layers, Source, Trial, Use, kind_of, neutral, stripped
 

@@ -5,7 +5,8 @@ from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 import numpy as np
 
 from gluon_amp import graph
-from gluon_amp.handover.network import Edge, Network, run
+from gluon_amp.graph import Edge
+from gluon_amp.handover.network import Network, run
 from gluon_amp.handover.rounding import effect_of_rounding, like
 from gluon_amp.handover.to_onnx.parts import levels_of
 
@@ -48,7 +49,7 @@ class Source(NamedTuple):
     def read(self, tensors: Dict[Edge, np.ndarray]) -> np.ndarray:
         """Return the values, from those of the edges."""
         if self.edge is None:
-            return np.float32(self.value)
+            return np.array(self.value, np.float32)
         array = tensors[self.edge]
         for method, argument in self.layout:
             array = getattr(array, method)(argument)
@@ -153,7 +154,7 @@ def layers_of(network: Network) -> Layers:
 def _names(network: Network) -> Dict[Edge, List[str]]:
     """Return the parameters that an edge depends on, if it depends on parameters alone."""
     found: Dict[Edge, List[str]] = {}
-    for edge in network.edges():
+    for edge in graph.edges_of(network.json):
         node, inputs = network.nodes[edge[0]], network.inputs_of(edge[0])
         if node["name"] in network.parameters and node["op"] == "null":
             found[edge] = [node["name"]]

@@ -18,7 +18,7 @@ from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.casting.tracing import TraceError, named_blocks
 from gluon_amp.graph import op_table
 from gluon_amp.inspection.format_effects import Effect, effect_of
-from gluon_amp.inspection.graph_search import FLOATS, CallGraph, Input, Tensor
+from gluon_amp.inspection.graph_search import FLOATS, CallGraph, Input
 from gluon_amp.inspection.operators import contains_cast, graph_of
 from gluon_amp.inspection.replay import Call
 from gluon_amp.optimizer.arrays import dense_part
@@ -146,22 +146,23 @@ def _tensors_of(
             yield layer, "forward", ran.dtypes[tensor], values[tensor]
     heads = [head.as_nd_ndarray() for head in call.output_gradients()]
     for (i, k), array in ran.sent_gradients(values, heads, places).items():
-        tensor = tuple(ran.nodes[i]["inputs"][k][:2])
+        tensor = graph.edge_of(ran.nodes[i]["inputs"][k])
         yield places[i, k], "data_gradient", ran.dtypes[tensor], array
 
 
-def _borders(ran: CallGraph, data: Set[str]) -> Tuple[Dict[Tensor, str], Dict[Input, str]]:
+def _borders(ran: CallGraph, data: Set[str]) -> Tuple[Dict[graph.Edge, str], Dict[Input, str]]:
     """Return the tensors that leave a layer, and the inputs by which others enter one.
 
     Of the variables, those in `data` do.
     """
-    outputs: Dict[Tensor, str] = {}
+    outputs: Dict[graph.Edge, str] = {}
     places: Dict[Input, str] = {}
     is_source = [not node["inputs"] for node in ran.nodes]  # variables and constants
 
-    def source_of(entry: list) -> Tensor:
+    def source_of(entry: graph.Entry) -> graph.Edge:
         node = ran.nodes[entry[0]]
-        return source_of(node["inputs"][0]) if node["op"] in graph.CASTS else (entry[0], entry[1])
+        is_cast = node["op"] in graph.CASTS
+        return source_of(node["inputs"][0]) if is_cast else graph.edge_of(entry)
 
     for i, node in enumerate(ran.nodes):
         if is_source[i] or node["op"] in graph.CASTS:

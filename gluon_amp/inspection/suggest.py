@@ -22,6 +22,7 @@ from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.cast import cast
 from gluon_amp.casting.parameters import contexts_of
 from gluon_amp.casting.tracing import named_blocks
+from gluon_amp.graph import edge_of
 from gluon_amp.inspection.diagnose import diagnose
 from gluon_amp.inspection.format_effects import effect_of
 from gluon_amp.inspection.graph_search import CallGraph, graphs_of
@@ -427,7 +428,7 @@ def _tensors_of(graph: CallGraph, unit: Unit) -> Iterator[np.ndarray]:
     """Yield the floats that a unit's operators read and write in a graph."""
     tensors = graph.evaluate()
     own = {i for i, node in enumerate(graph.nodes) if unit.has(node["op"], graph.block_of(i))}
-    read = {tuple(entry[:2]) for i in own for entry in graph.nodes[i]["inputs"]}
+    read = {edge_of(entry) for i in own for entry in graph.nodes[i]["inputs"]}
     for tensor, array in tensors.items():
         if (tensor in read or tensor[0] in own) and is_float(array):
             yield array.asnumpy()

@@ -7,7 +7,7 @@ from typing import List, Mapping, Sequence, Set, Tuple, Union
 import numpy as np
 
 from gluon_amp.base.messages import UsageError, reason_of
-from gluon_amp.handover.network import Edge
+from gluon_amp.graph import Edge
 from gluon_amp.handover.to_onnx.translate import Translated
 from gluon_amp.handover.to_onnx.writer import IR_VERSION, OPSET, Tensor
 

@@ -4,13 +4,13 @@ Rounding may change what such an operator decides where values are nearly equal,
 behind it. So each part between them is compared by itself, with the network's own values as inputs.
 """
 
-from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
 from gluon_amp import graph
-from gluon_amp.graph import classic, op_table
-from gluon_amp.handover.network import Edge, Network
+from gluon_amp.graph import Edge, classic, op_table
+from gluon_amp.handover.network import Network
 from gluon_amp.handover.rounding import LEAST, effect_of_rounding, largest
 from gluon_amp.handover.to_onnx.model import Session, encode
 from gluon_amp.handover.to_onnx.translate import Translated
@@ -115,18 +115,23 @@ def _part(
     network: Network, levels: List[int], number: int, results: List[Edge]
 ) -> Tuple[Network, Dict[Edge, str]]:
     """Return the network behind the decisions of a level, and the names of what it is given."""
-    out, given = graph.Writer(), {}
-    entering = {*network.edges(), *results}
-    for i, node in enumerate(network.nodes):
+    given: Dict[Edge, str] = {}
+    entering = {*graph.edges_of(network.json), *results}
+
+    def in_part(
+        out: graph.Writer, i: int, node: graph.Json, inputs: List[graph.Entry]
+    ) -> Optional[graph.Entry]:
         decided = levels[i] == number and op_table.has("decides", node["op"])
-        if not node["inputs"] or (levels[i] == number and not decided):
-            out.copy(node, [out.remap(entry) for entry in node["inputs"]])
-        elif levels[i] < number or decided:
-            for edge in sorted(edge for edge in entering if edge[0] == i):
-                given[edge] = f"given{edge[0]}_{edge[1]}"
-                out.replaced[edge] = out.emit("null", given[edge])
-        out.numbers.append(len(out.nodes) - 1)
+        if not inputs or not (levels[i] < number or decided):
+            return None  # nodes of later levels are pruned
+        for edge in sorted(edge for edge in entering if edge[0] == i):
+            given[edge] = f"given{edge[0]}_{edge[1]}"
+            out.replaced[edge] = out.emit("null", given[edge])
+        return out.replaced.get((i, 0), inputs[0])
+
+    out = graph.Writer()
+    out.rewrite(network.json, in_part)
     heads = [out.remap([*edge, 0]) for edge in results]
-    json = graph.pruned({**network.json, "nodes": out.nodes, "heads": heads})
+    json = graph.pruned({**out.graph(network.json), "heads": heads})
     names = {*graph.variables(json)}
     return network._replace(json=json), {e: name for e, name in given.items() if name in names}

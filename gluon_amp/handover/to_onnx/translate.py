@@ -6,8 +6,8 @@ import numpy as np
 
 from gluon_amp import graph
 from gluon_amp.base.messages import UsageError
-from gluon_amp.graph import classic, integers, op_table
-from gluon_amp.handover.network import Edge, Network
+from gluon_amp.graph import Edge, classic, integers, op_table
+from gluon_amp.handover.network import Network
 from gluon_amp.handover.to_onnx import (
     detection,
     elementwise,
