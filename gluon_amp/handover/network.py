@@ -136,7 +136,7 @@ class Network(NamedTuple):
     ) -> List[np.ndarray]:
         """Return the values of some edges, or of the outputs, in inference."""
         values, symbol = {**self.parameters, **inputs}, self.symbol(edges)
-        dtypes = {name: dtype_name(value.dtype) for name, value in values.items()}
+        dtypes: Dict[str, object] = {name: dtype_name(x.dtype) for name, x in values.items()}
         if self.cast:
             symbol = lower(symbol, dtypes, "cpu")
         elif any(node["op"] == regions.ALIGN for node in self.nodes):

@@ -82,7 +82,7 @@ def _with_noise(
         roundings = max(before[2:]) if node["op"] == RESIZE else terms**0.5
         shape = result.shape[:axis] + (1,) * (0 if axis is None else len(before[axis:]))
         name = f"rounding{i}"
-        noise[name] = shape, SUM_MOVED * roundings * largest(result)
+        noise[name] = shape, float(SUM_MOVED * roundings * largest(result))
         entry = out.copy(node, entries)
         add = "_npi_add" if network.numpy else "broadcast_add"
         out.replaced[i, 0] = out.emit(add, f"rounded{i}", entry, out.emit("null", name))

@@ -33,12 +33,13 @@ MOMENTUM = 0.9
 NORMS_OF_SAMPLES = ("instance_norm", "group_norm", "layer_norm")
 
 Layout = Tuple[Tuple[str, Any], ...]  # methods of an array, each with its argument
+NOWHERE: Edge = (-1, 0)  # in place of an edge, for a tensor that the net does not have
 
 
 class Source(NamedTuple):
     """Where a tensor gets its values: from an edge of parameters, or a constant."""
 
-    edge: Optional[Edge]
+    edge: Edge
     layout: Layout = ()
     value: Optional[float] = None  # of all elements, whatever the edge holds
 
@@ -48,7 +49,7 @@ class Source(NamedTuple):
 
     def read(self, tensors: Dict[Edge, np.ndarray]) -> np.ndarray:
         """Return the values, from those of the edges."""
-        if self.edge is None:
+        if self.edge == NOWHERE:
             return np.array(self.value, np.float32)
         array = tensors[self.edge]
         for method, argument in self.layout:
@@ -143,11 +144,11 @@ def layers_of(network: Network) -> Layers:
     names = _names(network)
     shapes = network.shapes(network.inputs)
     uses = list(_uses(network, names, shapes))
-    data = {edge for use in uses for edge in (use.input, use.output) if edge is not None}
-    data = sorted({*data, *network.outputs})
-    values = network.run(network.inputs, data)
+    read = {edge for use in uses for edge in (use.input, use.output) if edge is not None}
+    data = sorted({*read, *network.outputs})
+    values = dict(zip(data, network.run(network.inputs, data)))
     bounds = dict(zip(data, effect_of_rounding(network, network.inputs, data)))
-    values = {**dict(zip(data, values)), **_tensors(network, names, network.parameters)}
+    values.update(_tensors(network, names, network.parameters))
     return Layers(network, uses, names, values, bounds)
 
 
@@ -209,7 +210,7 @@ def _flattened(network: Network, edge: Edge, shapes, flat: bool) -> Optional[Tup
         return shape[1:]
     inputs = network.inputs_of(edge[0])
     before = shapes[inputs[0]] if len(inputs) == 1 else ()
-    whole = len(before) > 2 and shape == (before[0], int(np.prod(before[1:])))
+    whole = len(before) > 2 and shape == (*before[:1], int(np.prod(before[1:])))
     return before[1:] if whole else None
 
 

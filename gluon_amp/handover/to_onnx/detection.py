@@ -45,7 +45,8 @@ def _kept(
         depth = w.add("Add", w.add("ReduceMax", ids, keepdims=0), w.scalar(1, "int64"))
         off_on = w.constant(np.array([0, 1], np.float32))
         scores = w.add("Mul", scores, w.add("OneHot", ids, depth, off_on, axis=1))
-    limits = w.scalar([count], "int64"), w.scalar([threshold], "float32"), w.scalar([0], "float32")
+    floats = (w.constant(np.array([one], np.float32)) for one in (threshold, 0))
+    limits = w.integers([count]), *floats
     picked = w.add("NonMaxSuppression", boxes, scores, *limits, center_point_box=int(center))
     places = w.add("Gather", picked, w.integers([0, 2]), axis=1)
     nothing = w.add("Mul", ranks, w.scalar(0, "float32"))
@@ -176,15 +177,16 @@ def regions(n: Node, w: Writer) -> str:
     numbers, zero = w.cast(_column(rows, 0, w), "int64"), w.scalar(0, "int64")
     exists = w.add("Unsqueeze", w.add("GreaterOrEqual", numbers, zero), w.integers([1, 2, 3]))
     corners, numbers = w.sliced(rows, 1, 1, 5), w.add("Max", numbers, zero)
+    data, scale = w.as_dtype(n.data, n.wide), n.number("spatial_scale")
     if n.op == "ROIPooling":
         numbers = w.add("Unsqueeze", w.cast(numbers, n.wide), w.integers([1]))
-        inputs, options = [w.add("Concat", numbers, corners, axis=1)], {"pooled_shape": size}
+        rows = w.add("Concat", numbers, corners, axis=1)
+        value = w.add("MaxRoiPool", data, rows, pooled_shape=size, spatial_scale=scale)
     else:
-        inputs, options = [corners, numbers], dict(zip(("output_height", "output_width"), size))
-        options.update(mode="avg", sampling_ratio=max(0, n.integer("sample_ratio", -1)))
-    op = "MaxRoiPool" if n.op == "ROIPooling" else "RoiAlign"
-    data, scale = w.as_dtype(n.data, n.wide), n.number("spatial_scale")
-    value = w.add(op, data, *inputs, spatial_scale=scale, **options)
+        sizes = dict(zip(("output_height", "output_width"), size))
+        ratio = max(0, n.integer("sample_ratio", -1))
+        options = {"mode": "avg", "sampling_ratio": ratio, "spatial_scale": scale, **sizes}
+        value = w.add("RoiAlign", data, corners, numbers, **options)
     return w.back(w.add("Where", exists, value, w.scalar(0, n.wide)), n)
 
 

@@ -18,8 +18,9 @@ def _regular(height: int, width: int) -> np.ndarray:
     return np.stack(np.meshgrid(np.arange(width), np.arange(height))).reshape(2, -1)
 
 
-def _affine(matrices: str, height: int, width: int, w: Writer) -> str:
+def _affine(matrices: str, n: Node, w: Writer) -> str:
     """Return the places (N, 2, P) to which matrices (N, 6) move a regular grid."""
+    height, width = n.integers("target_shape")
     steps = np.array([[max(width - 1, 1)], [max(height - 1, 1)]]) / 2
     places = np.append(_regular(height, width) / steps - 1, np.ones((1, height * width)), axis=0)
     matrices = w.add("Reshape", matrices, w.integers([-1, 2, 3]))
@@ -30,8 +31,7 @@ def grid_generator(n: Node, w: Writer) -> str:
     """Places from affine matrices, or from a flow in pixels."""
     data = w.as_dtype(n.data, "float32")
     if n.text("transform_type") == "affine":
-        places = _affine(data, *n.integers("target_shape"), w)
-        return w.back(w.reshaped(places, n.out), n)
+        return w.back(w.reshaped(_affine(data, n, w), n.out), n)
     height, width = n.data.shape[2:]
     regular = _regular(height, width).reshape(2, height, width).astype(np.float32)
     steps = np.array([width - 1, height - 1], np.float32).reshape(2, 1, 1) / 2
@@ -48,7 +48,7 @@ def sampler(n: Node, w: Writer) -> str:
 def transformer(n: Node, w: Writer) -> str:
     """Samples at the places to which affine matrices move a regular grid."""
     matrices = w.as_dtype(n.inputs[1], "float32")
-    return _sampled(n, _affine(matrices, *n.integers("target_shape"), w), w)
+    return _sampled(n, _affine(matrices, n, w), w)
 
 
 def _sampled(n: Node, places: str, w: Writer) -> str:
@@ -118,10 +118,11 @@ def deformable_convolution(n: Node, w: Writer) -> str:
 def _kernel_places(n: Node) -> np.ndarray:
     """Return y and x of the places of a convolution's windows (2, kernel, height · width)."""
     attributes = window(n)
-    keys = ("kernel_shape", "strides", "dilations", "pads")
+    kernels, strides, pads = (attributes[key] for key in ("kernel_shape", "strides", "pads"))
+    axes = zip(n.out.shape[2:], kernels, strides, attributes["dilations"], pads)
     y, x = (
         np.add.outer(np.arange(kernel) * dilation - pad, np.arange(size) * stride)
-        for size, kernel, stride, dilation, pad in zip(n.out.shape[2:], *map(attributes.get, keys))
+        for size, kernel, stride, dilation, pad in axes
     )
     places = np.stack(np.broadcast_arrays(y[:, None, :, None], x[None, :, None, :]))
     return places.astype(np.float32).reshape(2, y.shape[0] * x.shape[0], -1)

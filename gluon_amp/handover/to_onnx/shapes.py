@@ -81,9 +81,8 @@ def slice_(n: Node, w: Writer) -> str:
 
 def slice_axis(n: Node, w: Writer) -> str:
     """A slice of one axis."""
-    end = n.text("end", "None")
-    axis = n.data.axis(n.integer("axis"))
-    return w.sliced(n.data, axis, n.integer("begin"), None if end == "None" else int(end))
+    end = None if n.text("end") == "None" else n.integer("end")
+    return w.sliced(n.data, n.data.axis(n.integer("axis")), n.integer("begin"), end)
 
 
 def slice_like(n: Node, w: Writer) -> str:
@@ -126,10 +125,10 @@ def tile(n: Node, w: Writer) -> str:
 
 def repeat(n: Node, w: Writer) -> str:
     """Repeat each value, along an axis or of the flattened tensor."""
-    value, rank, axis = n.data.name, n.data.rank, n.text("axis")
-    if axis == "None":
-        value, rank, axis = w.add("Reshape", value, w.integers([-1])), 1, 0
-    axis = int(axis) % rank
+    value, rank = n.data.name, n.data.rank
+    if n.text("axis") == "None":
+        value, rank = w.add("Reshape", value, w.integers([-1])), 1
+    axis = n.integer("axis") % rank
     counts = [n.integer("repeats") if k == axis + 1 else 1 for k in range(rank + 1)]
     value = w.add("Tile", w.add("Unsqueeze", value, w.integers([axis + 1])), w.integers(counts))
     return w.reshaped(value, n.out)
@@ -180,7 +179,7 @@ def diagonal(n: Node, w: Writer) -> str:
     value = w.transposed(n.data, [*rest, first, second])
     flat = w.add("Reshape", value, w.integers([0] * len(rest) + [rows * columns]))
     places = np.diagonal(np.arange(rows * columns).reshape(rows, columns), offset)
-    return w.add("Gather", flat, w.integers(places), axis=len(rest))
+    return w.add("Gather", flat, w.integers(places.tolist()), axis=len(rest))
 
 
 def triangle(n: Node, w: Writer) -> str:

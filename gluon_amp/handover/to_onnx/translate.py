@@ -51,7 +51,8 @@ def translate(network: Network, batch_axes: Dict[str, Optional[int]]) -> Transla
     outputs: Dict[int, List[int]] = {}
     for i, k in sorted(read):
         outputs.setdefault(i, []).append(k)
-    variables, used = {}, set()
+    variables: Dict[str, Edge] = {}
+    used: Set[str] = set()
     for i, json in enumerate(network.nodes):
         found = []
         if json["op"] == "null" and i not in constant:
@@ -109,12 +110,11 @@ def with_batch(
     inputs: Dict[str, np.ndarray], batch_axes: Dict[str, Optional[int]], size: int
 ) -> Dict[str, np.ndarray]:
     """Return the inputs for a batch of another size: samples repeated, or left out."""
-    return {
-        name: array
-        if batch_axes[name] is None
-        else np.take(array, np.arange(size) % array.shape[batch_axes[name]], batch_axes[name])
-        for name, array in inputs.items()
-    }
+    sized = dict(inputs)
+    for name, axis in batch_axes.items():
+        if axis is not None:
+            sized[name] = np.take(inputs[name], np.arange(size) % inputs[name].shape[axis], axis)
+    return sized
 
 
 def _constants(network: Network, tensors: Dict[Edge, Tensor]) -> Set[int]:
