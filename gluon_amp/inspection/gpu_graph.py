@@ -57,10 +57,12 @@ def gpu_findings(path: str, block: gluon.HybridBlock) -> Iterator[Finding]:
         return
     if binding.policy.accumulate_dtype == "float16":  # which only the emulation does
         return
+    if binding.graph is None:
+        return
     inputs, symbol = binding.graph
     dtypes = variable_dtypes(block, (variable.name for variable in inputs))
-    paths = {node.name: node.block for node in binding.nodes}
-    for name, op, problem in gpu_problems(symbol, dtypes):
+    paths = {node.name: node.block for node in binding.nodes or ()}
+    for name, op, problem in gpu_problems(symbol, {**dtypes}):
         fix = f"keep it in float32, as in policy.pin(ops=[{op!r}])"
         problem = f"{op}: {problem}, so a GPU may fail there"
         yield Finding("kernel", paths.get(name, path), problem, fix)

@@ -80,11 +80,12 @@ class CallGraph:
     """The graph that one call of a block ran, and the arrays that it read, as those of `mx.nd`."""
 
     def __init__(self, call: Call, parameters: Dict[str, gluon.Parameter]) -> None:
-        inputs, self.symbol = call.graph
+        assert call.graph is not None
+        self.inputs, self.symbol = call.graph
         self.json = graph.to_json(self.symbol)
         self.nodes = self.json["nodes"]
         self.context = call.device
-        self.arrays = {symbol.name: array for symbol, array in zip(inputs, call.inputs)}
+        self.arrays = {symbol.name: x for symbol, x in zip(self.inputs, call.inputs)}
         for name in set(self.symbol.list_inputs()) - set(self.arrays):
             self.arrays[name] = parameters[name].data(self.context)
         self.arrays = {name: array.as_nd_ndarray() for name, array in self.arrays.items()}
@@ -267,7 +268,7 @@ def _block_paths(call: Call, nodes: List[dict]) -> Callable[[int], str]:
     """Return a function that maps a node's number to the path of its block."""
     binding = binding_of(call.block)
     if binding is not None:
-        paths = {node.name: node.block for node in binding.nodes}
+        paths = {node.name: node.block for node in binding.nodes or ()}
         return lambda i: paths.get(nodes[i]["name"], call.path)
     blocks = list(named_blocks(call.block, call.path))
 

@@ -28,7 +28,7 @@ class Index(NamedTuple):
 
     position: int
     name: str
-    count: Count
+    count_of: Count
 
 
 def index_findings(operators: List[Operator]) -> Iterator[Finding]:
@@ -36,10 +36,11 @@ def index_findings(operators: List[Operator]) -> Iterator[Finding]:
     for operator in operators:
         if operator.op in READ:
             index = READ[operator.op]
-            dtypes = set().union(*operator.dtypes[index.position : index.position + 1])
-            yield from _findings(operator, f"reads {index.name}", dtypes, index.count)
+            some = operator.dtypes[index.position : index.position + 1]
+            dtypes = {dtype for each in some for dtype in each}
+            yield from _findings(operator, f"reads {index.name}", dtypes, index.count_of)
         if operator.op in RETURNED:
-            dtypes = {operator.output_dtype}
+            dtypes = {operator.output_dtype or ""}
             yield from _findings(operator, "returns indices", dtypes, RETURNED[operator.op])
 
 

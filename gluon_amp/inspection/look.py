@@ -47,6 +47,10 @@ class Row(NamedTuple):
     formats: Dict[str, Effect]  # by the name of a format
 
 
+# The first fields of a row
+Place = Tuple[int, str, str, str, str, int]
+
+
 def weight_gradients(
     net: gluon.Block, formats: Iterable[str], loss_scale: float = 1.0, step: int = 0
 ) -> Iterator[Tuple[gluon.Parameter, Row]]:
@@ -139,7 +143,7 @@ def _tensors_of(
     Layers are the blocks that contain an operator of their own.
     """
     # Training computes no gradient of the data of the first call.
-    outputs, places = _borders(ran, set() if is_first else {one.name for one in call.graph[0]})
+    outputs, places = _borders(ran, set() if is_first else {one.name for one in ran.inputs})
     values = ran.evaluate()
     for tensor, layer in outputs.items():
         if ran.dtypes[tensor] in FLOATS:
@@ -184,7 +188,7 @@ def _borders(ran: CallGraph, data: Set[str]) -> Tuple[Dict[graph.Edge, str], Dic
 
 
 def _row(
-    place: tuple, values: np.ndarray, size: int, loss_scale: float, formats: Iterable[str]
+    place: Place, values: np.ndarray, size: int, loss_scale: float, formats: Iterable[str]
 ) -> Row:
     """Return a row; elements of `size` that `values` does not hold are zeros."""
     largest = float(np.abs(values).max(initial=0))

@@ -182,8 +182,9 @@ def suggest_policy(
                 f"suggest_policy() needs values of parameter {parameter.name}, which has none: "
                 "call net.initialize() or load the parameters first."
             )
-    several = isinstance(data, list) and isinstance(label, list) and len(data) == len(label)
-    pairs = zip(data, label) if several else [(data, label)]
+    pairs = [(data, label)]
+    if isinstance(data, list) and isinstance(label, list) and len(data) == len(label):
+        pairs = list(zip(data, label))
     batches = [(inputs_of(inputs, "suggest_policy"), one) for inputs, one in pairs]
     guards.check_own_weights(net.collect_params().values())
     looking = unchanged("suggest_policy", net)  # which the loss may read
@@ -242,7 +243,7 @@ class _Search:
     def _check_reference(self) -> None:
         """Raise if no comparison with float32 is possible; set the scale."""
         if not self.reference.finite:
-            found = (diagnose(self.net, self.loss_fn, *batch, None) for batch in self.batches)
+            found = (diagnose(self.net, self.loss_fn, x, y, None) for x, y in self.batches)
             advice = next((one.advice for one in found if not one.ok), "look for NaN in it.")
             raise ValueError(f"The net is not finite in float32 either, so no pin helps: {advice}")
         largest = max((np.abs(g).max(initial=0) for g in self.reference.gradients), default=0)
@@ -271,7 +272,7 @@ class _Search:
             return passes.finite
 
         if not fits(self.scale) and self.scale > FLOOR and fits(FLOOR):
-            fits(largest_power(FLOOR, self.scale / 2, fits))
+            fits(largest_power(FLOOR, self.scale / 2, fits) or FLOOR)
         bindings = [binding_of(block) for _, block in running_blocks(net)]
         return passes, [node for binding in bindings if binding for node in binding.nodes or ()]
 
@@ -298,8 +299,8 @@ class _Search:
     def _compared(self, passes: Passes) -> Distance:
         if not passes.finite:
             return Distance(math.inf, math.inf)
-        norms = [np.linalg.norm(gradient) for gradient in self.reference.gradients]
-        least = LEAST * float(np.median([norm for norm in norms if norm] or [0]))
+        norms = [float(np.linalg.norm(gradient)) for gradient in self.reference.gradients]
+        least = LEAST * float(np.median([norm for norm in norms if norm] or [0.0]))
         return Distance(
             _farthest(passes.outputs, self.reference.outputs, 0),
             _farthest(passes.gradients, self.reference.gradients, least),
@@ -388,12 +389,11 @@ class _Search:
 
     def report(self, pins: List[Unit]) -> str:
         """Return the table of the pins, what it says, and the line that casts the net."""
-        rows = [(str(pin), self.distance([p for p in pins if p != pin]), pin) for pin in pins]
-        rows.append(("with all of them" if pins else "without pins", self.distance(pins), None))
         lines = [ROW.format(*HEAD)]
-        for name, distance, pin in rows:
-            numbers = (f"{x:.2g}" if math.isfinite(x) else "overflow" for x in distance)
-            lines.append(ROW.format(name, *numbers, self._values(pin) if pin else "").rstrip())
+        for pin in pins:
+            without = self.distance([one for one in pins if one != pin])
+            lines.append(_line(str(pin), without, self._values(pin)))
+        lines.append(_line("with all of them" if pins else "without pins", self.distance(pins)))
         bounds = "within {:.2g} and {:.2g} of float32".format(*self.bounds)
         text = f"{self.policy.name} {'with these pins ' if pins else ''}is"
         if self._within(self.distance(pins)):
@@ -422,6 +422,11 @@ class _Search:
             return f"{zeros:.0%} of one tensor becomes 0"
         rounding = self.format.epsilon / 2 * 2.0 ** math.floor(math.log2(largest or 1))
         return f"to {largest:.3g}, rounded by {rounding:.2g}"
+
+
+def _line(name: str, distance: Distance, values: str = "") -> str:
+    numbers = (f"{x:.2g}" if math.isfinite(x) else "overflow" for x in distance)
+    return ROW.format(name, *numbers, values).rstrip()
 
 
 def _tensors_of(graph: CallGraph, unit: Unit) -> Iterator[np.ndarray]:

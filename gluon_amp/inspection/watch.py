@@ -111,7 +111,7 @@ class Watch:
             if block in self._python or (contains_cast(block) and not block._active):
                 for name, child in block._children.items():
                     yield from self._blocks(child, f"{at}.{name}" if at else name)
-            elif not (binding_of(block) and binding_of(block).untraceable):
+            elif not getattr(binding_of(block), "untraceable", None):
                 yield at, block
 
     def _end_recording(self) -> List[Call]:
