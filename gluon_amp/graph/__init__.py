@@ -1,7 +1,5 @@
 """A symbol's graph as a value: read, rewritten and differentiated, without policies and devices."""
 
-# ruff: noqa: F401, which takes the names that other rooms import from here for unused
-
 from gluon_amp.graph.attribute_values import flag, integer, integers, is_set, number
 from gluon_amp.graph.attributes import (
     ACCUMULATE_ATTR,
@@ -34,3 +32,12 @@ from gluon_amp.graph.symbol_json import (
     variables,
 )
 from gluon_amp.graph.writer import Rule, Writer, pruned
+
+__all__ = ["ACCUMULATE_ATTR", "ACCUMULATING", "BLOCK_ATTR", "FUSED_ATTR", "OWN_ATTRS"]
+__all__ += ["PINNED_ATTR", "ROUNDED_ATTR", "ROUNDING_ATTR", "Rounding", "without_own_attributes"]
+__all__ += ["classic", "flag", "integer", "integers", "is_set", "number"]
+__all__ += ["WIDE", "in_float32", "narrow_nodes", "type_conflict"]
+__all__ += ["CASTS", "MX_DTYPE_CODES", "Edge", "Entry", "Json"]
+__all__ += ["edge_dtypes", "edge_of", "edges_of"]
+__all__ += ["from_json", "needed", "readers_of", "source_of", "to_json", "variables"]
+__all__ += ["Rule", "Writer", "pruned"]

@@ -20,29 +20,12 @@ adds (`kernels/src/casts.cc`). Both branches of a `_cond` read all its inputs.
 """
 
 import json
-from typing import Dict, List, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from gluon_amp import kernels
-from gluon_amp.graph import Writer, from_json, variables
-from gluon_amp.lowering import blocked, emulation, sequences
+from gluon_amp.graph import Entry, Json, Writer, edge_of, from_json, integer, op_table, variables
+from gluon_amp.graph import own_operators as own
 from gluon_amp.lowering.typed_graph import TypedGraph
-
-# Operator like `amp_cast` from float32 to bfloat16, whose gradient is added correctly
-BFLOAT16 = "_gluon_amp_bfloat16"
-
-# Operators that add the gradients of all their inputs correctly. Loops and branches do if their
-# bodies do. The tests run each of them.
-ADDING = frozenset(
-    """
-    BatchNorm Cast Convolution Deconvolution Embedding FullyConnected GroupNorm InstanceNorm
-    LayerNorm LeakyReLU RNN _cond _copy _foreach _while_loop batch_dot dot
-    """.split()
-).union(
-    (BFLOAT16, emulation.NARROW, emulation.ROUND, emulation.ROUND_RELU, emulation.WIDEN),
-    (sequences.BATCH_DOT, sequences.LAYER_NORM, sequences.SPLIT),
-    (sequences.SOFTMAX, sequences.LOG_SOFTMAX, sequences.PICKED, sequences.GELU),
-    (blocked.CONVOLUTION, blocked.DENSE, blocked.DEPTHWISE, blocked.NORM, blocked.RECURRENT),
-)
 
 # Attribute of a variable that is written between the forward and the backward pass. The backward
 # pass needs the new value, so the variable is not copied.
@@ -60,67 +43,68 @@ FOREACH_VARIABLES = ("in_data_locs", "in_state_locs", "remain_locs")
 def make_addable(graph: TypedGraph, device_type: str) -> TypedGraph:
     """Return a graph of the same values and gradients whose gradients can be added.
 
-    It is `graph` itself if only operators of `ADDING` read variables. On a GPU, `amp_cast` adds its
-    gradient correctly.
+    It is `graph` itself if only operators with the word `adds` read variables.
     """
     old, edges = graph
     written = set(from_json(old).list_auxiliary_states())
     written |= {node["name"] for node in old["nodes"] if WRITTEN_ATTR in node.get("attrs", {})}
-    out, changed = Writer(), False
-    copies = {}  # new variable -> entry of its copy
+    copies: Dict[int, Entry] = {}  # of new variables
 
-    def is_variable(entry: list) -> bool:
+    def is_variable(out: Writer, entry: Entry) -> bool:
         node = out.nodes[entry[0]]
         return node["op"] == "null" and node["name"] not in written
 
-    def copy_of(entry: list) -> list:
+    def copy_of(out: Writer, entry: Entry) -> Entry:
         if entry[0] not in copies:
             copies[entry[0]] = out.emit("_copy", f"{out.nodes[entry[0]]['name']}_copy", entry)
         return list(copies[entry[0]])
 
-    for i, node in enumerate(old["nodes"]):
-        inputs = [out.remap(entry) for entry in node["inputs"]]
-        adds = node["op"] in ADDING
-        if node["op"] == "amp_cast" and is_variable(inputs[0]):
-            before, after = edges[tuple(node["inputs"][0][:2])], edges.get((i, 0))
-            adds = device_type == "gpu" or "float16" in (before, after)
+    def addable(out: Writer, i: int, node: Json, inputs: List[Entry]) -> Optional[Entry]:
+        adds = op_table.has("adds", node["op"], node.get("attrs", {}), device_type)
+        if node["op"] == "amp_cast" and is_variable(out, inputs[0]):
+            before, after = edges[edge_of(node["inputs"][0])], edges.get((i, 0))
+            adds = adds or "float16" in (before, after)
             if before == after and not adds:  # drop the cast: its readers read the variable
-                out.numbers.append(inputs[0][0])
-                changed = True
-                continue
+                return inputs[0]
             if (before, after) == ("float32", "bfloat16") and kernels.available():
-                node = {**node, "op": BFLOAT16, "attrs": {}}
-                adds = changed = True
-        if "subgraphs" in node:
-            rewritten = _rewrite_bodies(i, node, edges, device_type)
-            changed = changed or rewritten is not node
-            node = rewritten
-        if not adds:
-            for k, (source, output, *_) in enumerate(node["inputs"]):
-                if is_variable(inputs[k]) and "float" in edges[source, output]:
-                    inputs[k] = copy_of(inputs[k])
-                    changed = True
-        out.numbers.append(out.copy(node, inputs)[0])
-    if not changed:
-        return graph
-    new = out.graph(old)
-    heads = new["heads"]
-    for k, (source, *_) in enumerate(old["heads"]):
-        # An output that was a cast and is a variable now needs an operator of the cast's name.
-        if out.nodes[heads[k][0]]["op"] == "null" != old["nodes"][source]["op"]:
-            heads[k] = out.emit("_copy", old["nodes"][source]["name"], heads[k])
-    return graph.rewritten(new, graph.kept(out))
+                return out.copy({**node, "op": own.BFLOAT16, "attrs": {}}, inputs)
+        new = _with_addable_bodies(i, node, graph, device_type) if "subgraphs" in node else node
+        read = [
+            copy_of(out, entry)
+            if not adds and is_variable(out, entry) and "float" in edges[edge_of(old_entry)]
+            else entry
+            for entry, old_entry in zip(inputs, node["inputs"])
+        ]
+        return None if new is node and read == inputs else out.copy(new, read)
+
+    return _with_named_outputs(graph, graph.by(addable))
+
+
+def _with_named_outputs(old: TypedGraph, new: TypedGraph) -> TypedGraph:
+    """Return a new graph whose outputs have the names of the old ones.
+
+    An output that was a cast and is a variable now needs an operator of the cast's name.
+    """
+    if new is old:
+        return old
+    out, heads = Writer(), list(new.json["heads"])
+    out.nodes = list(new.json["nodes"])
+    for k, (source, *_) in enumerate(old.json["heads"]):
+        node = old.json["nodes"][source]
+        if out.nodes[heads[k][0]]["op"] == "null" != node["op"]:
+            heads[k] = out.emit("_copy", node["name"], heads[k])
+    return new.rewritten({**new.json, "nodes": out.nodes, "heads": heads}, new.edges)
 
 
 # -------------------------------------------------------------------------- loops and branches
 
 
-def _rewrite_bodies(i: int, node: dict, edges: Dict, device_type: str) -> dict:
+def _with_addable_bodies(i: int, node: Json, graph: TypedGraph, device_type: str) -> Json:
     """Return a loop or branch whose bodies' gradients are all written, and added correctly."""
-    input_dtypes = [edges[source, output] for source, output, *_ in node["inputs"]]
+    input_dtypes = [graph.edges[edge_of(entry)] for entry in node["inputs"]]
     floats = [k for k, dtype in enumerate(input_dtypes) if "float" in dtype]
-    outputs = range(int(node["attrs"]["num_outputs"]))
-    float_output = next((k for k in outputs if "float" in edges.get((i, k), "")), None)
+    outputs = range(integer(node["attrs"], "num_outputs"))
+    float_output = next((k for k in outputs if "float" in graph.edges.get((i, k), "")), None)
     attrs, bodies = dict(node["attrs"]), []
     for n, body in enumerate(node["subgraphs"]):
         sources = _input_numbers(node, n)
@@ -134,7 +118,7 @@ def _rewrite_bodies(i: int, node: dict, edges: Dict, device_type: str) -> dict:
     return node if same else {**node, "attrs": attrs, "subgraphs": bodies}
 
 
-def _input_numbers(node: dict, n: int) -> List[int]:
+def _input_numbers(node: Json, n: int) -> List[int]:
     """Return which input of an operator each variable of its body number `n` is."""
     if node["op"] in BODY_INPUTS:
         return json.loads(node["attrs"][BODY_INPUTS[node["op"]][n]])
@@ -143,8 +127,8 @@ def _input_numbers(node: dict, n: int) -> List[int]:
 
 
 def _read_inputs(
-    body: dict, sources: List[int], unread: List[int], output: int
-) -> Tuple[dict, List[int]]:
+    body: Json, sources: List[int], unread: List[int], output: int
+) -> Tuple[Json, List[int]]:
     """Make a branch read more inputs, without an effect on its values.
 
     The zeros of each input in `unread` are added to the branch's output number `output`, which is

@@ -16,37 +16,31 @@ from typing import Dict, List, Optional, Set, Tuple
 
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16, hardware
-from gluon_amp.base.registry import canonical
 from gluon_amp.graph import (
     ACCUMULATE_ATTR,
     CASTS,
     FUSED_ATTR,
     ROUNDED_ATTR,
+    Edge,
+    Entry,
+    Json,
     Writer,
+    edge_of,
+    integer,
     needed,
     op_table,
 )
-from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis, is_elementwise
+from gluon_amp.graph import own_operators as own
+from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis
 from gluon_amp.lowering.narrowing import narrowed
-from gluon_amp.lowering.pointwise import RELU, Program, instructions_of
-from gluon_amp.lowering.typed_graph import Edge, TypedGraph
+from gluon_amp.lowering.pointwise import RELU, Program, Value, instructions_of
+from gluon_amp.lowering.typed_graph import TypedGraph
 from gluon_amp.policy.cast_pass import LOW_PRECISION
 
 import mxnet as mx
 
-BLOCK, UNBLOCK, FORK = "_gluon_amp_block", "_gluon_amp_unblock", "_gluon_amp_fork"
-CONVOLUTION, DEPTHWISE = "_gluon_amp_blocked_convolution", "_gluon_amp_depthwise"
-DECONVOLUTION = "_gluon_amp_blocked_deconvolution"
-DENSE, RECURRENT = "_gluon_amp_dense", "_gluon_amp_rnn"
-NORM, POINTWISE = "_gluon_amp_norm", "_gluon_amp_pointwise"
-NARROW_BFLOAT, WIDEN_BFLOAT = "_gluon_amp_narrow_bfloat", "_gluon_amp_widen_bfloat"
-CONCAT, POOL = "_gluon_amp_concat", "_gluon_amp_pool"
-
 # Of one position, in a group of a convolution; with more, oneDNN's kernels are faster than ours.
 FEW_PRODUCTS = 64
-
-# Operators that read parameters as they are stored, in float32 or float16
-READ_PARAMETERS = (CONVOLUTION, DECONVOLUTION, DEPTHWISE, DENSE, RECURRENT)
 
 
 def use_blocked_layout(graph: TypedGraph) -> TypedGraph:
@@ -103,8 +97,8 @@ class _Writing:
         self.widened = () if bfloat16.is_native() else ("bfloat16",)
         self.in_float32 = ("float32", *self.widened)  # what products are computed in float32
         self.out = Writer()
-        self.plain: Dict[Edge, list] = {}  # old edge -> its entry in the new graph, plain
-        self.blocked: Dict[Edge, list] = {}  # and blocked
+        self.plain: Dict[Edge, Entry] = {}  # old edge -> its entry in the new graph, plain
+        self.blocked: Dict[Edge, Entry] = {}  # and blocked
         self._writers = {
             "Concat": self._write_concat,
             "Convolution": self._write_convolution,
@@ -121,39 +115,42 @@ class _Writing:
                 self._write_dense(i, node)
             elif (i, 0) not in self.images:
                 self._copy(i)
-            elif not is_elementwise(node) or i in self.groups.get(i, ()):
+            elif not self.found.is_elementwise(node) or i in self.groups.get(i, ()):
                 self._blocked((i, 0))
         old = self.old.json
-        heads = [[*self._plain(tuple(e[:2]))[:2], *e[2:]] for e in old["heads"]]
-        kept = {(n, k): self.edges.get(edge) for edge, (n, k, *_) in self.plain.items()}
-        kept = {edge: dtype for edge, dtype in kept.items() if dtype}
+        heads = [[*self._plain(edge_of(e))[:2], *e[2:]] for e in old["heads"]]
+        kept = {
+            edge_of(entry): self.edges[edge]
+            for edge, entry in self.plain.items()
+            if edge in self.edges
+        }
         new = {**old, "nodes": self.out.nodes, "heads": heads}
         return _fork(self.old.rewritten(new, kept))
 
     def _copy(self, i: int) -> None:
         """Append an operator of the old graph, which reads plain arrays."""
         node = self.nodes[i]
-        inputs = [[*self._plain(tuple(e[:2]))[:2], *e[2:]] for e in node["inputs"]]
+        inputs = [[*self._plain(edge_of(e))[:2], *e[2:]] for e in node["inputs"]]
         number = self.out.copy(node, inputs)[0]
-        for output in range(max((k for j, k in self.edges if j == i), default=0) + 1):
+        for output in range(max(self.old.outputs_of(i), default=0) + 1):
             self.plain[i, output] = [number, output, 0]
 
-    def _plain(self, edge: Edge) -> list:
+    def _plain(self, edge: Edge) -> Entry:
         """Return the entry of a tensor in the plain layout."""
         if edge not in self.plain:
             node = self.nodes[edge[0]]
             if edge in self.images and self.found.is_low(edge):
                 channels = str(self.images[edge].channels)
                 name = f"{node['name']}_plain"
-                entry = self._emit(edge, UNBLOCK, name, self._blocked(edge), channels=channels)
+                entry = self._emit(edge, own.UNBLOCK, name, self._blocked(edge), channels=channels)
                 if self.edges[edge] in self.widened:
-                    entry = self.out.emit(WIDEN_BFLOAT, f"{name}_wide", entry)
+                    entry = self.out.emit(own.WIDEN_BFLOAT16, f"{name}_wide", entry)
                 self.plain[edge] = self._typed(entry, self.edges[edge])
             else:  # it was to be computed together with its readers
                 self._copy(edge[0])
         return list(self.plain[edge])
 
-    def _typed(self, entry: list, dtype: str) -> list:
+    def _typed(self, entry: Entry, dtype: str) -> Entry:
         """Return an entry of the emulation, rounded values in float32, as one of the cast graph."""
         if dtype not in ("float16", *self.widened):
             return entry
@@ -161,61 +158,61 @@ class _Writing:
         attrs = {"dtype": dtype, ROUNDED_ATTR: "True"}
         return self.out.emit("amp_cast", f"{name}_{dtype}", entry, **attrs)
 
-    def _emit(self, edge: Edge, op: str, name: str, *inputs: list, **attrs: str) -> list:
+    def _emit(self, edge: Edge, op: str, name: str, *inputs: Entry, **attrs: str) -> Entry:
         """Append an operator of images, with what `element_of` in `kernels/src/blocked.h` reads."""
         if self.edges[edge] in self.in_float32:
             attrs["in_float32"] = "True"
         return self.out.emit(op, name, *inputs, **attrs)
 
-    def _blocked(self, edge: Edge) -> list:
+    def _blocked(self, edge: Edge) -> Entry:
         """Return the entry of a tensor in the blocked layout."""
         if edge not in self.blocked:
             i = edge[0]
-            write = self._writers.get(canonical(self.nodes[i]["op"]), self._write_group)
+            write = self._writers.get(self.nodes[i]["op"], self._write_group)
             self.blocked[edge] = write(i, self.nodes[i])
         return list(self.blocked[edge])
 
-    def _data(self, node: dict, k: int = 0) -> list:
-        return self._blocked(tuple(node["inputs"][k][:2]))
+    def _data(self, node: Json, k: int = 0) -> Entry:
+        return self._blocked(edge_of(node["inputs"][k]))
 
-    def _plain_data(self, i: int, node: dict) -> list:
+    def _plain_data(self, i: int, node: Json) -> Entry:
         """Return what a product reads, in the plain layout; in the emulation it is float32."""
-        source = self._plain(tuple(node["inputs"][0][:2]))
+        source = self._plain(edge_of(node["inputs"][0]))
         if self.edges[i, 0] not in ("float16", *self.widened):
             return source
         return self.out.emit("amp_cast", f"{node['name']}_data", source, dtype="float32")
 
-    def _parameters(self, node: dict) -> Tuple[List[list], Dict[str, str]]:
+    def _parameters(self, node: Json) -> Tuple[List[Entry], Dict[str, str]]:
         """Return the weight and bias that a product reads, and its attributes about them."""
         found = [self._parameter(node, k) for k in range(1, len(node["inputs"]))]
         attrs = {"no_bias": str(len(found) == 1), "variable_weight": str(found[0][1])}
         return [entry for entry, _ in found], attrs
 
-    def _parameter(self, node: dict, k: int) -> Tuple[list, bool]:
+    def _parameter(self, node: Json, k: int) -> Tuple[Entry, bool]:
         """Return the tensor that a weight is cast from, and whether it is a variable."""
-        edge = self.old.stored(tuple(node["inputs"][k][:2]))
+        edge = self.old.stored(edge_of(node["inputs"][k]))
         entry, source = self._plain(edge), self.nodes[edge[0]]
         if self.edges.get(edge) == "bfloat16":
             entry = self.out.emit("amp_cast", f"{source['name']}_float32", entry, dtype="float32")
         return entry, source["op"] == "null"
 
-    def _write_convolution(self, i: int, node: dict) -> list:
+    def _write_convolution(self, i: int, node: Json) -> Entry:
         inputs, attrs = self._convolved(i, node)
-        data, groups = self.found.input(node), int(attrs.get("num_group", "1"))
-        group_out = int(attrs["num_filter"]) // groups
+        data, groups = self.found.input(node), integer(attrs, "num_group", 1)
+        group_out = integer(attrs, "num_filter") // groups
         group_in = data.channels // groups if data else group_out
         # Our own operator keeps the number of lanes, which is that of the channels if `lanes` is 0.
         keeps_lanes = lanes_for(self.edges[i, 0]) or (data is not None and group_in == group_out)
         if groups > 1 and keeps_lanes and group_in * group_out <= FEW_PRODUCTS:
-            return self._emit((i, 0), DEPTHWISE, node["name"], *inputs, **attrs)
+            return self._emit((i, 0), own.DEPTHWISE, node["name"], *inputs, **attrs)
         attrs["reader_rounds"] = str(self._is_rounded_by_reader(i))
-        return self._emit((i, 0), CONVOLUTION, node["name"], *inputs, **attrs)
+        return self._emit((i, 0), own.BLOCKED_CONVOLUTION, node["name"], *inputs, **attrs)
 
-    def _write_deconvolution(self, i: int, node: dict) -> list:
+    def _write_deconvolution(self, i: int, node: Json) -> Entry:
         inputs, attrs = self._convolved(i, node)
-        return self._emit((i, 0), DECONVOLUTION, node["name"], *inputs, **attrs)
+        return self._emit((i, 0), own.BLOCKED_DECONVOLUTION, node["name"], *inputs, **attrs)
 
-    def _convolved(self, i: int, node: dict) -> Tuple[List[list], Dict[str, str]]:
+    def _convolved(self, i: int, node: Json) -> Tuple[List[Entry], Dict[str, str]]:
         """Return what a convolution or deconvolution reads, and its attributes."""
         data, parameters, attrs = self.found.input(node), *self._parameters(node)
         kept = ("kernel", "stride", "pad", "adj", "dilate", "num_filter", "num_group")
@@ -224,7 +221,7 @@ class _Writing:
         if data is None:
             source = self._plain_data(i, node)
             if self.edges[i, 0] in self.widened:
-                source = self.out.emit(NARROW_BFLOAT, f"{node['name']}_narrow", source)
+                source = self.out.emit(own.NARROW_BFLOAT16, f"{node['name']}_narrow", source)
             return [source, *parameters], {**attrs, "plain_data": "True"}
         return [self._data(node), *parameters], {**attrs, "channels": str(data.channels)}
 
@@ -237,68 +234,70 @@ class _Writing:
         alone = self.groups.get(readers[0]) == {readers[0]} and self.found.is_low((readers[0], 0))
         return alone and instructions_of(node["op"], node.get("attrs", {})) == [RELU]
 
-    def _write_dense(self, i: int, node: dict) -> None:
+    def _write_dense(self, i: int, node: Json) -> None:
         parameters, attrs = self._parameters(node)
         kept = ("num_hidden", "flatten")
         attrs.update({key: node["attrs"][key] for key in kept if key in node["attrs"]})
         if self.edges[i, 0] in self.widened:
             attrs["bfloat_values"] = "True"  # arrays of float32 hold them between dense layers
         source = self._plain_data(i, node)
-        result = self._emit((i, 0), DENSE, node["name"], source, *parameters, **attrs)
+        result = self._emit((i, 0), own.DENSE, node["name"], source, *parameters, **attrs)
         self.plain[i, 0] = self._typed(result, self.edges[i, 0])
 
-    def _write_pooling(self, i: int, node: dict) -> list:
-        kept = ("kernel", "stride", "pad", "pool_type", "global_pool", "pooling_convention")
-        kept = (*kept, "count_include_pad", "output_size")
+    def _write_pooling(self, i: int, node: Json) -> Entry:
+        kept = ["kernel", "stride", "pad", "pool_type", "global_pool", "pooling_convention"]
+        kept += ["count_include_pad", "output_size"]
         attrs = {key: node["attrs"][key] for key in kept if key in node["attrs"]}
         attrs["channels"] = str(self.images[i, 0].channels)
-        if canonical(node["op"]) == ADAPTIVE_POOLING:
+        if node["op"] == ADAPTIVE_POOLING:
             attrs = {"output_size": "(1, 1)", **attrs, "pool_type": "avg"}
-        return self._emit((i, 0), POOL, node["name"], self._data(node), **attrs)
+        return self._emit((i, 0), own.POOL, node["name"], self._data(node), **attrs)
 
-    def _write_concat(self, i: int, node: dict) -> list:
-        count = range(len(node["inputs"]))
-        channels = ", ".join(str(self.found.input(node, k).channels) for k in count)
-        inputs = [self._data(node, k) for k in count]
+    def _write_concat(self, i: int, node: Json) -> Entry:
+        images = (self.images[edge_of(entry)] for entry in node["inputs"])
+        channels = ", ".join(str(image.channels) for image in images)
+        inputs = [self._data(node, k) for k in range(len(node["inputs"]))]
         attrs = {"channels": f"({channels})", "lanes": str(lanes_for(self.edges[i, 0]))}
         attrs["num_args"] = str(len(inputs))
-        return self._emit((i, 0), CONCAT, node["name"], *inputs, **attrs)
+        return self._emit((i, 0), own.CONCAT, node["name"], *inputs, **attrs)
 
-    def _write_group(self, i: int, node: dict) -> list:
+    def _write_group(self, i: int, node: Json) -> Entry:
         """Append the program of an elementwise operator and all those in its group before it.
 
         If a BatchNorm is among what the program reads, both are computed together.
         """
-        program, values = Program(), {}
+        program = Program()
+        values: Dict[Edge, Value] = {}
         members = self._members(i)
         norm = self._norm_of(i, members)
         rounds = self.edges[i, 0] == "float16"
 
-        def value_of(edge: Edge) -> tuple:
+        def value_of(edge: Edge) -> Value:
             if edge not in values:
                 values[edge] = compute(edge)
             return values[edge]
 
-        def compute(edge: Edge) -> tuple:
+        def compute(edge: Edge) -> Value:
             j, source = edge[0], self.nodes[edge[0]]
-            op = canonical(source["op"])
+            op = source["op"]
             if j not in members or (op == "BatchNorm" and j != norm):
                 return program.input(edge)
             if j == norm:
                 value = program.input(edge)
             elif source["op"] in CASTS:
-                below = tuple(source["inputs"][0][:2])
+                below = edge_of(source["inputs"][0])
                 value = value_of(below)
                 if self.edges[edge] == "float32" or self.found.is_low(below):
                     return value
             else:
-                operands = [value_of(tuple(e[:2])) for e in source["inputs"]]
-                if op == "add_n":
+                operands = [value_of(edge_of(e)) for e in source["inputs"]]
+                instructions = instructions_of(op, source["attrs"])
+                if instructions is not None:
+                    value = program.append(instructions, operands)
+                else:  # add_n
                     value = operands[0]
                     for operand in operands[1:]:
                         value = program.add("add", value, operand)
-                else:
-                    value = program.append(instructions_of(op, source.get("attrs", {})), operands)
             exact = op_table.has("exact", op, source["attrs"])
             if rounds and j != i and self.found.is_low(edge) and not exact:
                 value = program.add("round", value)
@@ -313,21 +312,21 @@ class _Writing:
         attrs = {"program": program.text(), "channels": channels}
         if norm is None:
             attrs["num_inputs"] = str(len(inputs))
-            return self._emit((i, 0), POINTWISE, node["name"], *inputs, **attrs)
+            return self._emit((i, 0), own.POINTWISE, node["name"], *inputs, **attrs)
         source = self.nodes[norm]
         kept = ("eps", "momentum", "fix_gamma", "use_global_stats")
         attrs.update({key: source["attrs"][key] for key in kept if key in source["attrs"]})
-        statistics = [self._plain(tuple(e[:2])) for e in source["inputs"][1:]]
+        statistics = [self._plain(edge_of(e)) for e in source["inputs"][1:]]
         attrs["num_extras"] = str(len(inputs))
         inputs = [self._data(source), *statistics, *inputs]
-        return self._emit((i, 0), NORM, node["name"], *inputs, **attrs)
+        return self._emit((i, 0), own.NORM, node["name"], *inputs, **attrs)
 
     def _norm_of(self, i: int, members: Set[int]) -> Optional[int]:
         """Return the first BatchNorm among the arrays that a program reads, None without one."""
         read, pending = [], [i]
         while pending:
             j = pending.pop()
-            if j not in members or canonical(self.nodes[j]["op"]) == "BatchNorm":
+            if j not in members or self.nodes[j]["op"] == "BatchNorm":
                 read.append(j)
             else:
                 pending += [entry[0] for entry in reversed(self.nodes[j]["inputs"])]
@@ -341,7 +340,7 @@ class _Writing:
         members, pending = {i}, [i]
         while pending:
             node = self.nodes[pending.pop()]
-            if canonical(node["op"]) == "BatchNorm":
+            if node["op"] == "BatchNorm":
                 continue
             for source, _, *_ in node["inputs"]:
                 low = self.found.is_low((source, 0))
@@ -364,23 +363,20 @@ def _fork(graph: TypedGraph) -> TypedGraph:
     MXNet adds the gradients of a tensor's readers by an operator that converts bfloat16 to float32
     first; the gradient of a fork is our own sum.
     """
-    blocked = {CONVOLUTION, DECONVOLUTION, DEPTHWISE, NORM, POINTWISE, CONCAT, POOL, BLOCK}
     nodes = graph.json["nodes"]
-    uses = Counter(tuple(entry[:2]) for node in nodes for entry in node["inputs"])
-    out, forks = Writer(), {}
-    for i, node in enumerate(nodes):
-        inputs = []
-        for entry in node["inputs"]:
-            edge = tuple(entry[:2])
-            fork = forks.get(edge)
-            inputs.append(fork.pop(0) if fork else [out.numbers[edge[0]], *entry[1:]])
-        number = out.copy(node, inputs)[0]
-        out.numbers.append(number)
+    uses = Counter(edge_of(entry) for node in nodes for entry in node["inputs"])
+    forks: Dict[Edge, List[Entry]] = {}  # of old tensors: what is left for their readers
+
+    def forked(out: Writer, i: int, node: Json, inputs: List[Entry]) -> Entry:
+        edges = map(edge_of, node["inputs"])
+        read = [forks[edge].pop(0) if edge in forks else new for edge, new in zip(edges, inputs)]
+        entry = out.copy(node, read)
         count = uses[i, 0]
-        if node["op"] in blocked and count > 1:
-            name = f"{node['name']}_fork"
+        if op_table.has("blocked", node["op"]) and count > 1:
             attrs = {k: v for k, v in node["attrs"].items() if k == "in_float32"}
             attrs["num_outputs"] = str(count)
-            fork = out.emit(FORK, name, *[[number, 0, 0]] * count, **attrs)
+            fork = out.emit(own.FORK, f"{node['name']}_fork", *[entry] * count, **attrs)
             forks[i, 0] = [[fork[0], k, 0] for k in range(count)]
-    return graph.written(out)
+        return entry
+
+    return graph.by(forked)

@@ -18,13 +18,16 @@ For float64 MXNet uses its own kernels instead of oneDNN's. They have two limits
   identity matrix for each filter.
 """
 
-from collections import Counter
 from typing import Callable, Dict, List, Optional, Tuple
 
-from gluon_amp.graph import Writer, integer, integers
+from gluon_amp.graph import Entry, Json, Writer, integer, integers, readers_of
 from gluon_amp.lowering.typed_graph import TypedGraph
 
 BY_ONEDNN = ("float32", "bfloat16")
+
+Emit = Callable[..., Entry]  # `Writer.emit`
+Attributes = Dict[str, str]
+Axes = Tuple[int, int]
 
 # Attributes with one value per dimension, and their defaults
 SPATIAL = {"stride": 1, "dilate": 1, "pad": 0, "adj": 0}
@@ -35,15 +38,15 @@ def avoid_onednn(graph: TypedGraph, is_body: bool = False) -> TypedGraph:
 
     It is `graph` itself if it has none. `is_body`: it is the body of a control flow operator.
     """
-    nodes = graph.json["nodes"]
-    readers = Counter(entry[0] for node in nodes for entry in node["inputs"])
+    nodes, readers = graph.json["nodes"], readers_of(graph.json)
 
-    def by_mxnet(out: Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
+    def by_mxnet(out: Writer, i: int, node: Json, inputs: List[Entry]) -> Optional[Entry]:
         name, dtype = node["name"], graph.edges.get((i, 0))
         if node["op"] != "Deconvolution" or dtype not in BY_ONEDNN:
             return None
         weight = node["inputs"][1][0]
-        works = nodes[weight]["op"] == "null" and readers[weight] == 1 and not is_body
+        alone = sum(reader is not None for reader, _ in readers[weight]) == 1
+        works = nodes[weight]["op"] == "null" and alone and not is_body
         if works and dtype == "float32":
             return None
         wide = []
@@ -60,9 +63,7 @@ def avoid_onednn(graph: TypedGraph, is_body: bool = False) -> TypedGraph:
     return graph.by(by_mxnet)
 
 
-def deconvolve(
-    emit: Callable[..., list], name: str, attrs: Dict[str, str], inputs: List[list]
-) -> list:
+def deconvolve(emit: Emit, name: str, attrs: Attributes, inputs: List[Entry]) -> Entry:
     """Append the nodes that compute a `Deconvolution`, by `Writer.emit`; return the result's entry.
 
     `name` is that of the last node, and `inputs` are entries in float64. A 3-D one with a target
@@ -78,12 +79,12 @@ def deconvolve(
     return _in_two_dimensions(emit, name, attrs, inputs)
 
 
-def _spatial(attrs: Dict[str, str]) -> Dict[str, Tuple[int, ...]]:
+def _spatial(attrs: Attributes) -> Dict[str, Tuple[int, ...]]:
     dimensions = len(integers(attrs, "kernel"))
     return {key: integers(attrs, key, (default,) * dimensions) for key, default in SPATIAL.items()}
 
 
-def _with_dense_kernel(emit: Callable, name: str, attrs: dict, inputs: list) -> list:
+def _with_dense_kernel(emit: Emit, name: str, attrs: Attributes, inputs: List[Entry]) -> Entry:
     """A deconvolution with stride or dilation; for both, with zeros written into its kernel."""
     kernel, spatial = integers(attrs, "kernel"), _spatial(attrs)
     if max(spatial["stride"]) == 1 or max(spatial["dilate"]) == 1:
@@ -104,7 +105,7 @@ def _with_dense_kernel(emit: Callable, name: str, attrs: dict, inputs: list) -> 
     return emit("Deconvolution", name, data, spread, *bias, **attrs)
 
 
-def _in_two_dimensions(emit: Callable, name: str, attrs: dict, inputs: list) -> list:
+def _in_two_dimensions(emit: Emit, name: str, attrs: Attributes, inputs: List[Entry]) -> Entry:
     """A 3-D deconvolution as two 2-D ones."""
     data, weight, *bias = inputs
     filters, (depth, *window) = integer(attrs, "num_filter"), integers(attrs, "kernel")
@@ -141,8 +142,8 @@ def _in_two_dimensions(emit: Callable, name: str, attrs: dict, inputs: list) -> 
 
 
 def _reshaped(
-    emit: Callable, name: str, entry: list, axes: tuple, like: list, axes_like: tuple
-) -> list:
+    emit: Emit, name: str, entry: Entry, axes: Axes, like: Entry, axes_like: Axes
+) -> Entry:
     """Reshape some axes of a tensor to the sizes of some axes of another."""
     keys = ("lhs_begin", "lhs_end", "rhs_begin", "rhs_end")
     return emit("reshape_like", name, entry, like, **dict(zip(keys, map(str, axes + axes_like))))

@@ -9,7 +9,7 @@ gradients and random numbers of Dropout of the data, and no gradient reaches Dro
 
 from typing import FrozenSet, List, Optional
 
-from gluon_amp.graph import Writer, variables
+from gluon_amp.graph import Entry, Json, Writer, variables
 from gluon_amp.lowering.typed_graph import TypedGraph
 
 
@@ -23,7 +23,7 @@ def make_repeatable(graph: TypedGraph, frozen: FrozenSet[str], scaled: bool) -> 
     return graph.by(_product) if scaled and learns else graph
 
 
-def _product(out: Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
+def _product(out: Writer, i: int, node: Json, inputs: List[Entry]) -> Optional[Entry]:
     if node["op"] != "Dropout":
         return None
     name = node["name"]

@@ -20,21 +20,29 @@ AVX512, and operators in Python fail among oneDNN's, so the emulation of bfloat1
 
 import math
 import os
-from collections import Counter
-from typing import Dict
+from typing import Dict, List
 
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16
 from gluon_amp.base.formats import FORMATS, FloatFormat
-from gluon_amp.graph import ACCUMULATE_ATTR, CASTS, MX_DTYPE_CODES, ROUNDED_ATTR, Writer, op_table
-from gluon_amp.lowering import blocked, float16_sums
+from gluon_amp.graph import (
+    ACCUMULATE_ATTR,
+    CASTS,
+    MX_DTYPE_CODES,
+    ROUNDED_ATTR,
+    Edge,
+    Entry,
+    Json,
+    Writer,
+    edge_of,
+    op_table,
+    readers_of,
+)
+from gluon_amp.graph import own_operators as own
+from gluon_amp.lowering import float16_sums
 from gluon_amp.lowering.deconvolution import deconvolve
-from gluon_amp.lowering.typed_graph import Edge, TypedGraph
+from gluon_amp.lowering.typed_graph import TypedGraph
 from gluon_amp.policy import study
-
-# Operators of gluon_amp's C++ library; the last computes the relu of the first one's result
-ROUND, WIDEN, NARROW = "_gluon_amp_round", "_gluon_amp_widen", "_gluon_amp_narrow"
-ROUND_RELU = "_gluon_amp_round_relu"
 
 
 def is_emulated(dtype: str, device_type: str = "cpu") -> bool:
@@ -53,20 +61,14 @@ def emulate(graph: TypedGraph) -> TypedGraph:
     """
     if not any(map(is_emulated, set(graph.edges.values()))):
         return graph
-    out = _EmulatedGraph(graph.edges)
-    for i, node in enumerate(graph.json["nodes"]):
-        if node["op"] == "null":
-            out.add_variable(i, node)
-        elif node["op"] in CASTS:
-            out.add_cast(i, node)
-        else:
-            out.add_operator(i, node)
+    out = _EmulatedGraph(graph)
+    out.rewrite(graph.json, lambda _, i, node, inputs: out.emulated(i, node, inputs))
     emulated = out.graph(graph.json)
     for k, (source, output, *_) in enumerate(graph.json["heads"]):
         if graph.edges[source, output] == "float16":  # a float16 output stays float16
             emulated["heads"][k] = out.narrow(emulated["heads"][k])
     emulated = _fuse_relu(emulated) if out.native else emulated
-    return graph.rewritten(emulated, out.dtypes(graph))
+    return graph.rewritten(emulated, out.dtypes())
 
 
 def rounding_attrs(format_: FloatFormat, saturates: bool = False) -> Dict[str, str]:
@@ -85,77 +87,80 @@ def rounding_attrs(format_: FloatFormat, saturates: bool = False) -> Dict[str, s
 class _EmulatedGraph(Writer):
     """The emulated graph being written: float32 tensors of the same values replace others."""
 
-    def __init__(self, edges: Dict[Edge, str]) -> None:
+    def __init__(self, old: TypedGraph) -> None:
         super().__init__()
-        self.edges = edges  # dtypes of the old graph's tensors, by node and output
-        self.variables = {}  # old float16 variable -> its entry, not widened
-        self.emulated = {dtype for dtype in set(edges.values()) if is_emulated(dtype)}
+        self.old, self.edges = old, old.edges
+        self.variables: Dict[int, Entry] = {}  # old float16 variable -> its entry, not widened
+        self.dtypes_emulated = set(filter(is_emulated, old.edges.values()))
         self.native = kernels.available()
-        if "bfloat16" in self.emulated and not self.native:
+        if "bfloat16" in self.dtypes_emulated and not self.native:
             raise ValueError(
                 "bfloat16 cannot run on this CPU: oneDNN has no kernels for it here, and emulating "
                 "it takes gluon_amp's C++ kernels; install a C++ compiler or gluon_amp's manylinux "
                 "wheel, or use policy 'float16'."
             )
 
-    def dtypes(self, old: TypedGraph) -> Dict[Edge, str]:
+    def dtypes(self) -> Dict[Edge, str]:
         """Return the dtypes of what stands for the old graph's tensors."""
         kept = {
-            edge: "float32" if dtype in self.emulated else dtype
-            for edge, dtype in old.kept(self).items()
+            edge: "float32" if dtype in self.dtypes_emulated else dtype
+            for edge, dtype in self.old.kept(self).items()
         }
         return {**kept, **{(i, k): "float16" for i, k, *_ in self.variables.values()}}
 
-    def add_variable(self, i: int, node: dict) -> None:
+    def emulated(self, i: int, node: Json, inputs: List[Entry]) -> Entry:
+        """Append what a node is in the emulation; return its entry."""
+        if node["op"] == "null":
+            return self._variable(i, node)
+        return (self._cast_of if node["op"] in CASTS else self._operator)(i, node, inputs)
+
+    def _variable(self, i: int, node: Json) -> Entry:
         """Append a variable; a float16 variable stays float16 and is widened for its readers."""
-        if self.edges.get((i, 0)) == "float16":
-            attrs = {**node.get("attrs", {}), "__dtype__": MX_DTYPE_CODES["float16"]}
-            self.variables[i] = self.copy({**node, "attrs": attrs}, [])
-            self.replaced[i, 0] = self._widen(self.variables[i])
-        else:
-            self.replaced[i, 0] = self.copy(node, [])
+        if self.edges.get((i, 0)) != "float16":
+            return self.copy(node, [])
+        attrs = {**node.get("attrs", {}), "__dtype__": MX_DTYPE_CODES["float16"]}
+        self.variables[i] = self.copy({**node, "attrs": attrs}, [])
+        return self._widen(self.variables[i])
 
-    def add_cast(self, i: int, node: dict) -> None:
+    def _cast_of(self, i: int, node: Json, inputs: List[Entry]) -> Entry:
         """Append what a cast is in the emulation: rounding, nothing, or a cast."""
-        source = tuple(node["inputs"][0][:2])
-        entry = self.replaced[source]
-        before, after = self.edges[source], self.edges.get((i, 0))
-        if after == before or (before in self.emulated and after == "float32"):
-            self.replaced[i, 0] = entry
-        elif after in self.emulated:
-            if before not in ("float32", *self.emulated):
-                entry = self._cast(entry, "float32")
-            self.replaced[i, 0] = self._round(entry, after, ROUNDED_ATTR in node["attrs"])
-        else:
-            self.replaced[i, 0] = self.copy(node, [entry])
+        (entry,) = inputs
+        before, after = self.edges[edge_of(node["inputs"][0])], self.edges.get((i, 0))
+        if after == before or (before in self.dtypes_emulated and after == "float32"):
+            return entry
+        if after not in self.dtypes_emulated:
+            return self.copy(node, [entry])
+        if before not in ("float32", *self.dtypes_emulated):
+            entry = self._cast(entry, "float32")
+        return self._round(entry, after, ROUNDED_ATTR in node["attrs"])
 
-    def add_operator(self, i: int, node: dict) -> None:
+    def _operator(self, i: int, node: Json, inputs: List[Entry]) -> Entry:
         """Append an operator, which then computes in float32, and round its emulated outputs."""
+        low = self.dtypes_emulated
         attrs = {
-            key: "float32" if key in ("dtype", "out_dtype") and value in self.emulated else value
+            key: "float32" if key in ("dtype", "out_dtype") and value in low else value
             for key, value in node.get("attrs", {}).items()
         }
-        inputs = [self.remap(entry) for entry in node["inputs"]]
-        if node["op"] in blocked.READ_PARAMETERS:
+        if op_table.has("stored", node["op"]):
             sources = [entry[0] for entry in node["inputs"]]
             inputs = [list(self.variables.get(s, entry)) for s, entry in zip(sources, inputs)]
         new = {**node, "attrs": attrs}
         if attrs.pop(ACCUMULATE_ATTR, None) == "float16":
             new.update(float16_sums.node(node["op"], attrs))
-        if node["op"] == "Deconvolution" and self.edges.get((i, 0)) in self.emulated:
+        if node["op"] == "Deconvolution" and self.edges.get((i, 0)) in low:
             wide = [self._cast(entry, "float64") for entry in inputs]
             result = deconvolve(self.emit, node["name"], attrs, wide)
             number = self._cast(result, "float32")[0]
         else:
             number = self.copy(new, inputs)[0]
         exact = op_table.has("exact", node["op"], attrs)
-        for edge in (edge for edge in self.edges if edge[0] == i):
-            entry = [number, edge[1], 0]
-            dtype = self.edges[edge]
-            must_round = dtype in self.emulated and not exact
-            self.replaced[edge] = self._round(entry, dtype) if must_round else entry
+        for k in self.old.outputs_of(i):
+            entry, dtype = [number, k, 0], self.edges[i, k]
+            must_round = dtype in low and not exact
+            self.replaced[i, k] = self._round(entry, dtype) if must_round else entry
+        return [number, 0, 0]
 
-    def _round(self, entry: list, dtype: str, rounded: bool = False) -> list:
+    def _round(self, entry: Entry, dtype: str, rounded: bool = False) -> Entry:
         """Append the rounding of float32 values to the values of a dtype.
 
         If they are rounded already, only their gradient is.
@@ -163,29 +168,29 @@ class _EmulatedGraph(Writer):
         name = self._name(entry, f"rounded_{dtype}")
         if self.native:
             attrs = {**rounding_attrs(FORMATS[dtype]), "rounded": str(rounded)}
-            return self.emit(ROUND, name, entry, **attrs)
+            return self.emit(own.ROUND, name, entry, **attrs)
         return self._widen(self.narrow(entry))
 
-    def _widen(self, entry: list) -> list:
+    def _widen(self, entry: Entry) -> Entry:
         """Append the conversion of a float16 tensor to float32."""
         if self.native:
-            return self.emit(WIDEN, self._name(entry, "float32"), entry)
+            return self.emit(own.WIDEN, self._name(entry, "float32"), entry)
         return self._cast(entry, "float32")
 
-    def narrow(self, entry: list) -> list:
+    def narrow(self, entry: Entry) -> Entry:
         """Append the conversion of a float32 tensor to float16."""
         if self.native:
-            return self.emit(NARROW, self._name(entry, "float16"), entry)
+            return self.emit(own.NARROW, self._name(entry, "float16"), entry)
         return self._cast(entry, "float16")
 
-    def _cast(self, entry: list, dtype: str) -> list:
+    def _cast(self, entry: Entry, dtype: str) -> Entry:
         return self.emit("Cast", self._name(entry, dtype), entry, dtype=dtype)
 
-    def _name(self, entry: list, suffix: str) -> str:
+    def _name(self, entry: Entry, suffix: str) -> str:
         return f"{self.nodes[entry[0]]['name']}_{entry[1]}_{suffix}"
 
 
-def _fuse_relu(graph: dict) -> dict:
+def _fuse_relu(graph: Json) -> Json:
     """Replace a rounding and the relu that alone reads its result by one operator.
 
     The fused operator returns what oneDNN's relu returns. MXNet's own relu differs for NaN, so
@@ -193,13 +198,11 @@ def _fuse_relu(graph: dict) -> dict:
     """
     if os.environ.get("MXNET_MKLDNN_ENABLED", "1") == "0":
         return graph
-    nodes = graph["nodes"]
-    readers = Counter(entry[0] for node in nodes for entry in node["inputs"])
-    readers.update(entry[0] for entry in graph["heads"])
+    nodes, readers = graph["nodes"], readers_of(graph)
     fused = list(nodes)
     for i, node in enumerate(nodes):
         if node["op"] == "Activation" and node["attrs"]["act_type"] == "relu":
             source = node["inputs"][0][0]
-            if nodes[source]["op"] == ROUND and readers[source] == 1:
-                fused[i] = {**nodes[source], "op": ROUND_RELU, "name": node["name"]}
+            if nodes[source]["op"] == own.ROUND and len(readers[source]) == 1:
+                fused[i] = {**nodes[source], "op": own.ROUND_RELU, "name": node["name"]}
     return {**graph, "nodes": fused}

@@ -8,7 +8,7 @@ a separate operator adds the bias. Convolutions are not affected.
 
 from typing import FrozenSet, List, Optional
 
-from gluon_amp.graph import Writer, source_of
+from gluon_amp.graph import Entry, Json, Writer, source_of
 from gluon_amp.lowering.typed_graph import TypedGraph
 
 
@@ -19,20 +19,20 @@ def separate_biases(graph: TypedGraph, frozen: FrozenSet[str]) -> TypedGraph:
     """
     old = graph.json["nodes"]
     chosen = {i for i, node in enumerate(old) if _has_frozen_weight(old, node, frozen)}
-    for i in chosen:  # the sum broadcasts, so it does not imply the shape of the bias
-        bias = _variable(old, old[i]["inputs"][2][0])
-        shape = {"__shape__": f"({old[i]['attrs']['num_hidden']},)"}
-        if bias is not None:
-            old[bias] = {**old[bias], "attrs": {**old[bias].get("attrs", {}), **shape}}
+    # the sum broadcasts, so it does not imply the shape of the bias
+    biases = {_variable(old, old[i]["inputs"][2][0]): old[i]["attrs"] for i in chosen}
 
-    def separated(out: Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
+    def separated(out: Writer, i: int, node: Json, inputs: List[Entry]) -> Optional[Entry]:
+        if i in biases:
+            shape = {"__shape__": f"({biases[i]['num_hidden']},)"}
+            return out.copy({**node, "attrs": {**node["attrs"], **shape}}, inputs)
         low = graph.edges.get((i, 0)) == "bfloat16"
         return _product_and_sum(out, node, inputs, low) if i in chosen else None
 
     return graph.by(separated)
 
 
-def _product_and_sum(out: Writer, node: dict, inputs: list, low: bool) -> list:
+def _product_and_sum(out: Writer, node: Json, inputs: List[Entry], low: bool) -> Entry:
     """Write a dense layer as a matrix product and a sum, which is float32 if the layer is not."""
     name, (data, weight, bias) = node["name"], inputs
     attrs = {**node["attrs"], "no_bias": "True"}
@@ -46,7 +46,7 @@ def _product_and_sum(out: Writer, node: dict, inputs: list, low: bool) -> list:
     return out.emit("amp_cast", name, total, dtype="bfloat16")
 
 
-def _sum(out: Writer, name: str, product: list, bias: list) -> list:
+def _sum(out: Writer, name: str, product: Entry, bias: Entry) -> Entry:
     """Write the sum of a product and a bias so that MXNet infers the product's shape from it, too.
 
     MXNet does not infer the shapes of what it broadcasts.
@@ -56,7 +56,7 @@ def _sum(out: Writer, name: str, product: list, bias: list) -> list:
     return out.emit("elemwise_add", name, product, biases)
 
 
-def _has_frozen_weight(nodes: list, node: dict, frozen: FrozenSet[str]) -> bool:
+def _has_frozen_weight(nodes: List[Json], node: Json, frozen: FrozenSet[str]) -> bool:
     if node["op"] != "FullyConnected" or len(node["inputs"]) < 3:
         return False
     variables = (_variable(nodes, node["inputs"][k][0]) for k in (1, 2))
@@ -64,7 +64,7 @@ def _has_frozen_weight(nodes: list, node: dict, frozen: FrozenSet[str]) -> bool:
     return weight in frozen and bias not in frozen
 
 
-def _variable(nodes: list, i: int) -> Optional[int]:
+def _variable(nodes: List[Json], i: int) -> Optional[int]:
     """Return the variable that a tensor is computed from, None if it is computed from several."""
     source = source_of(nodes, i, through=None)
     return source if nodes[source]["op"] == "null" else None

@@ -7,9 +7,9 @@ overwrites an array that others still read. What `DETOURS` writes in their place
 that computes no gradients needs none of this.
 """
 
-from typing import Callable, Dict, FrozenSet, List, Optional, Tuple
+from typing import Callable, Dict, FrozenSet, List, Optional
 
-from gluon_amp.graph import Rule, Writer, source_of, variables
+from gluon_amp.graph import Entry, Json, Rule, Writer, op_table, source_of, variables
 from gluon_amp.lowering.typed_graph import TypedGraph
 
 
@@ -23,15 +23,15 @@ def avoid_faults(graph: TypedGraph, frozen: FrozenSet[str]) -> TypedGraph:
     return graph.by(_rule(graph.json, frozen)) if learns else graph
 
 
-def avoid_faults_in(graph: dict) -> dict:
+def avoid_faults_in(graph: Json) -> Json:
     """Do the same to a graph whose dtypes are not known."""
     out = Writer()
     changed = variables(graph) and out.rewrite(graph, _rule(graph, frozenset()))
     return out.graph(graph) if changed else graph
 
 
-def _rule(graph: dict, frozen: FrozenSet[str]) -> Rule:
-    def rule(out: Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
+def _rule(graph: Json, frozen: FrozenSet[str]) -> Rule:
+    def rule(out: Writer, i: int, node: Json, inputs: List[Entry]) -> Optional[Entry]:
         bodies = node.get("subgraphs", [])
         safe = [avoid_faults_in(body) for body in bodies]
         if any(new is not old for new, old in zip(safe, bodies)):
@@ -42,7 +42,7 @@ def _rule(graph: dict, frozen: FrozenSet[str]) -> Rule:
     return rule
 
 
-def _prelu(out: Writer, node: dict, data: list, slope: list) -> list:
+def _prelu(out: Writer, node: Json, data: Entry, slope: Entry) -> Entry:
     """Write PReLU as relu(x) + slope · min(x, 0).
 
     Its gradient of the slope is multiplied by the slope where it is computed in place
@@ -58,7 +58,7 @@ def _prelu(out: Writer, node: dict, data: list, slope: list) -> list:
     return out.emit("elemwise_sub", name, positive, negative)
 
 
-def _hard_sigmoid(out: Writer, node: dict, data: list) -> list:
+def _hard_sigmoid(out: Writer, node: Json, data: Entry) -> Entry:
     """Write hard_sigmoid(x) · 1.
 
     The gradient of the product is an array that nothing else reads. That of the sum x + y, say, is
@@ -68,17 +68,14 @@ def _hard_sigmoid(out: Writer, node: dict, data: list) -> list:
     return out.emit("_mul_scalar", node["name"], result, scalar="1")
 
 
-# By operator and `act_type`: what replaces it, and which input has to get a gradient for that
-DETOURS: Dict[Tuple[str, Optional[str]], Tuple[Callable[..., list], int]] = {
-    ("LeakyReLU", "prelu"): (_prelu, 1),
-    ("hard_sigmoid", None): (_hard_sigmoid, 0),
-}
+# What replaces an operator with the word `inplace`
+Detour = Callable[..., Entry]
+DETOURS: Dict[str, Detour] = {"LeakyReLU": _prelu, "hard_sigmoid": _hard_sigmoid}
 
 
-def _detour(nodes: list, node: dict, frozen: FrozenSet[str]) -> Optional[Callable[..., list]]:
-    """Return what replaces a node, if anything does and its input gets a gradient."""
-    detour, learns = DETOURS.get((node["op"], node["attrs"].get("act_type")), (None, None))
-    if detour is None:
-        return None
-    source = nodes[source_of(nodes, node["inputs"][learns][0], through=None)]
-    return None if source["name"] in frozen else detour
+def _detour(nodes: List[Json], node: Json, frozen: FrozenSet[str]) -> Optional[Detour]:
+    """Return what replaces a node, if anything does and the input with the fault learns."""
+    wrong = op_table.inputs("inplace", node["op"], node["attrs"])
+    sources = (source_of(nodes, node["inputs"][k][0], through=None) for k in wrong)
+    learns = any(nodes[source]["name"] not in frozen for source in sources)
+    return DETOURS[node["op"]] if learns else None

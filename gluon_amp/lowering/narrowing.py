@@ -7,13 +7,12 @@ arrays in bfloat16. So those readers get casts around them, if everything that f
 cast to bfloat16 again: then a chain's result is rounded once, where it is stored.
 """
 
-from typing import Set, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
-from gluon_amp.base.registry import canonical
-from gluon_amp.graph import CASTS, PINNED_ATTR, Writer, op_table
+from gluon_amp.graph import CASTS, PINNED_ATTR, Entry, Json, Writer, edge_of, op_table
 from gluon_amp.lowering.blockable import ADAPTIVE_POOLING, Analysis
 from gluon_amp.lowering.pointwise import instructions_of
-from gluon_amp.lowering.typed_graph import TypedGraph
+from gluon_amp.lowering.typed_graph import Edge, TypedGraph
 
 # Operator: how many of its inputs are images; None stands for all of them
 READ_IMAGES = {"BatchNorm": 1, "Concat": None, "Pooling": 1, ADAPTIVE_POOLING: 1}
@@ -47,7 +46,7 @@ def _find(graph: TypedGraph) -> Set[int]:
     exact = {entry[0] for entry in graph.json["heads"]}
     found = set()
     for i in reversed(range(len(nodes))):
-        op, attrs = canonical(nodes[i]["op"]), nodes[i].get("attrs", {})
+        op, attrs = nodes[i]["op"], nodes[i].get("attrs", {})
         to_low = op in CASTS and edges.get((i, 0)) == "bfloat16"
         passes = op in READ_IMAGES or op in PASS_ON or instructions_of(op, attrs) is not None
         passes = passes and PINNED_ATTR not in attrs and i not in exact
@@ -63,37 +62,39 @@ def _narrow(graph: TypedGraph, chosen: Set[int]) -> TypedGraph:
 
     They are given as `_find` returns them. What reads a result in float32 reads a cast of it.
     """
-    nodes, edges, out, casts = graph.json["nodes"], graph.edges, Writer(), {}
+    nodes, edges = graph.json["nodes"], graph.edges
+    casts: Dict[Tuple[int, int, str], Entry] = {}
+    results: Dict[Edge, str] = {}
 
-    def cast(entry: list, dtype: str) -> list:
-        key = (*entry[:2], dtype)
-        if key not in casts:
-            name = f"{out.nodes[entry[0]]['name']}_{entry[1]}_narrowed_{dtype}"
-            casts[key] = out.emit("amp_cast", name, entry, dtype=dtype)
-        return casts[key]
+    def narrow(out: Writer, i: int, node: Json, inputs: List[Entry]) -> Optional[Entry]:
+        def cast(entry: Entry, dtype: str) -> Entry:
+            key = (*edge_of(entry), dtype)
+            if key not in casts:
+                name = f"{out.nodes[entry[0]]['name']}_{entry[1]}_narrowed_{dtype}"
+                casts[key] = out.emit("amp_cast", name, entry, dtype=dtype)
+            return casts[key]
 
-    def low(entry: list) -> list:
-        source = nodes[entry[0]]
-        if source["op"] in CASTS and edges.get(tuple(source["inputs"][0][:2])) == "bfloat16":
-            return out.remap(source["inputs"][0])
-        return out.remap(entry) if is_chosen(entry) else cast(out.remap(entry), "bfloat16")
+        def low(old: Entry, new: Entry) -> Entry:
+            source = nodes[old[0]]
+            if source["op"] in CASTS and edges.get(edge_of(source["inputs"][0])) == "bfloat16":
+                return out.remap(source["inputs"][0])
+            return new if is_chosen(old) else cast(new, "bfloat16")
 
-    def wide(entry: list) -> list:
-        return cast(out.remap(entry), "float32") if is_chosen(entry) else out.remap(entry)
+        def wide(old: Entry, new: Entry) -> Entry:
+            return cast(new, "float32") if is_chosen(old) else new
 
-    def is_chosen(entry: list) -> bool:
-        return entry[0] in chosen and entry[1] == 0
+        def is_chosen(entry: Entry) -> bool:
+            return entry[0] in chosen and entry[1] == 0
 
-    for i, node in enumerate(nodes):
-        inputs = node["inputs"]
-        if node["op"] in CASTS and is_chosen(inputs[0]) and edges.get((i, 0)) == "bfloat16":
-            out.replaced[i, 0] = out.remap(inputs[0])
-            out.numbers.append(out.replaced[i, 0][0])
-            continue
-        images = READ_IMAGES[canonical(node["op"])] if i in chosen else 0
-        images = len(inputs) if images is None else images
-        entries = [low(entry) for entry in inputs[:images]]
-        entries += [wide(entry) for entry in inputs[images:]]
-        out.numbers.append(out.copy(node, entries)[0])
-    low_results = dict.fromkeys([(out.numbers[i], 0) for i in chosen], "bfloat16")
-    return graph.rewritten(out.graph(graph.json), {**graph.kept(out), **low_results})
+        read = node["inputs"]
+        if node["op"] in CASTS and is_chosen(read[0]) and edges.get((i, 0)) == "bfloat16":
+            return inputs[0]
+        images = READ_IMAGES[node["op"]] if i in chosen else 0
+        images = len(read) if images is None else images
+        entries = [(low if k < images else wide)(*pair) for k, pair in enumerate(zip(read, inputs))]
+        entry = out.copy(node, entries)
+        if i in chosen:
+            results[edge_of(entry)] = "bfloat16"
+        return entry
+
+    return graph.by(narrow, results)

@@ -17,11 +17,9 @@ from typing import List, Optional
 
 from gluon_amp import kernels
 from gluon_amp.base import hardware
-from gluon_amp.graph import Writer, integers
-from gluon_amp.lowering import blocked
+from gluon_amp.graph import Entry, Json, Writer, integers
+from gluon_amp.graph import own_operators as own
 from gluon_amp.lowering.typed_graph import TypedGraph
-
-CONVOLUTION = "_gluon_amp_convolution"
 
 
 def apply_workarounds(graph: TypedGraph) -> TypedGraph:
@@ -30,8 +28,8 @@ def apply_workarounds(graph: TypedGraph) -> TypedGraph:
     It is `graph` itself if it has no bfloat16 1×1 convolution or strided convolution.
     """
 
-    def safe(out: Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
-        convolves = node["op"] in ("Convolution", blocked.CONVOLUTION)
+    def safe(out: Writer, i: int, node: Json, inputs: List[Entry]) -> Optional[Entry]:
+        convolves = node["op"] in ("Convolution", own.BLOCKED_CONVOLUTION)
         if not convolves or graph.edges.get((i, 0)) != "bfloat16":
             return None
         convolution, name = _safe_convolution(node), node["name"]
@@ -47,15 +45,15 @@ def apply_workarounds(graph: TypedGraph) -> TypedGraph:
     return graph.by(safe)
 
 
-def _safe_convolution(node: dict) -> dict:
+def _safe_convolution(node: Json) -> Json:
     """Return a bfloat16 convolution that uses neither of the two wrong kernels."""
     attrs = node["attrs"]
     if hardware.has_amx() and set(integers(attrs, "kernel")) == {1}:
         node = {**node, "attrs": {**attrs, "dilate": attrs["kernel"].replace("1", "2")}}
     if node["op"] == "Convolution" and _is_strided(node) and kernels.available():
-        node = {**node, "op": CONVOLUTION}
+        node = {**node, "op": own.CONVOLUTION}
     return node
 
 
-def _is_strided(node: dict) -> bool:
+def _is_strided(node: Json) -> bool:
     return integers(node["attrs"], "stride")[-1:] > (1,)

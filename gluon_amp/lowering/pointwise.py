@@ -4,16 +4,16 @@ A program is the text of an attribute, such as `"adds 0 3; clip 1 0 6; mul 0 2"`
 numbered: first the inputs, then the results of the instructions (`kernels/src/pointwise.h`).
 """
 
-from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
-from gluon_amp.graph import classic
+from gluon_amp.graph import Edge, classic, is_set, number
 
 
 class Instruction(NamedTuple):
     """One instruction; operands are 'a' and 'b' (inputs) or numbers of instructions before it."""
 
     name: str
-    operands: Tuple[object, ...]
+    operands: Tuple[Union[str, int], ...]
     constants: Tuple[str, ...] = ()
 
 
@@ -44,14 +44,14 @@ def instructions_of(op: str, attrs: Mapping[str, str]) -> Optional[List[Instruct
     if op in BINARY or op in BROADCASTING:
         return [Instruction(BINARY.get(op) or BROADCASTING[op], ("a", "b"))]
     if op in WITH_SCALAR:
-        return [Instruction(WITH_SCALAR[op], ("a",), (_number(attrs.get("scalar", "1.0")),))]
+        return [Instruction(WITH_SCALAR[op], ("a",), (_constant(attrs, "scalar", 1.0),))]
     if op in _BY_ATTRIBUTES:
         return _BY_ATTRIBUTES[op](attrs)
     return None
 
 
-def _number(text: str) -> str:
-    return repr(float(text))
+def _constant(attrs: Mapping[str, str], name: str, default: float) -> str:
+    return repr(number(attrs, name, default))
 
 
 def _negative(attrs: Mapping[str, str]) -> List[Instruction]:
@@ -59,19 +59,19 @@ def _negative(attrs: Mapping[str, str]) -> List[Instruction]:
 
 
 def _minus_scalar(attrs: Mapping[str, str]) -> List[Instruction]:
-    return [Instruction("adds", ("a",), (repr(-float(attrs.get("scalar", "1.0"))),))]
+    return [Instruction("adds", ("a",), (repr(-number(attrs, "scalar", 1.0)),))]
 
 
 def _scalar_minus(attrs: Mapping[str, str]) -> List[Instruction]:
-    constant = _number(attrs.get("scalar", "1.0"))
+    constant = _constant(attrs, "scalar", 1.0)
     return [*_negative(attrs), Instruction("adds", (0,), (constant,))]
 
 
 def _clip(attrs: Mapping[str, str]) -> Optional[List[Instruction]]:
-    bounds = attrs.get("a_min", "None"), attrs.get("a_max", "None")
-    if "None" in bounds:
+    if not is_set(attrs, "a_min") or not is_set(attrs, "a_max"):
         return None
-    return [Instruction("clip", ("a",), tuple(map(_number, bounds)))]
+    bounds = _constant(attrs, "a_min", 0.0), _constant(attrs, "a_max", 0.0)
+    return [Instruction("clip", ("a",), bounds)]
 
 
 def _activation(attrs: Mapping[str, str]) -> Optional[List[Instruction]]:
@@ -82,11 +82,11 @@ def _activation(attrs: Mapping[str, str]) -> Optional[List[Instruction]]:
 def _leaky_relu(attrs: Mapping[str, str]) -> Optional[List[Instruction]]:
     if attrs.get("act_type", "leaky") != "leaky":
         return None
-    return [Instruction("leaky", ("a",), (_number(attrs.get("slope", "0.25")),))]
+    return [Instruction("leaky", ("a",), (_constant(attrs, "slope", 0.25),))]
 
 
 def _hard_sigmoid(attrs: Mapping[str, str]) -> Optional[List[Instruction]]:
-    alpha, beta = _number(attrs.get("alpha", "0.2")), _number(attrs.get("beta", "0.5"))
+    alpha, beta = _constant(attrs, "alpha", 0.2), _constant(attrs, "beta", 0.5)
     return [
         Instruction("muls", ("a",), (alpha,)),
         Instruction("adds", (0,), (beta,)),
@@ -105,25 +105,29 @@ _BY_ATTRIBUTES = {
 }
 
 
+Value = Tuple[str, int]  # 'input' or 'result', and its number
+
+
 class Program:
     """A program that is being written; values are inputs (by key) or numbers of instructions."""
 
     def __init__(self) -> None:
-        self.inputs: Dict[object, int] = {}
-        self.lines: List[Tuple[str, tuple, tuple]] = []
+        self.inputs: Dict[Edge, int] = {}
+        self.lines: List[Tuple[str, Tuple[Value, ...], Tuple[str, ...]]] = []
 
-    def input(self, key: object) -> Tuple[str, int]:
+    def input(self, key: Edge) -> Value:
         """Return the value of an input, the same for the same key."""
         return "input", self.inputs.setdefault(key, len(self.inputs))
 
-    def add(self, name: str, *operands: tuple, constants: Tuple[str, ...] = ()) -> Tuple[str, int]:
+    def add(self, name: str, *operands: Value, constants: Tuple[str, ...] = ()) -> Value:
         """Append an instruction; return its value."""
         self.lines.append((name, operands, constants))
         return "result", len(self.lines) - 1
 
-    def append(self, instructions: List[Instruction], operands: List[tuple]) -> Tuple[str, int]:
+    def append(self, instructions: List[Instruction], operands: List[Value]) -> Value:
         """Append the instructions of an operator; return the value of its result."""
-        inputs, values = dict(zip("ab", operands)), []
+        inputs = dict(zip("ab", operands))
+        values: List[Value] = []
         for name, used, constants in instructions:
             read = [inputs[o] if isinstance(o, str) else values[o] for o in used]
             values.append(self.add(name, *read, constants=constants))

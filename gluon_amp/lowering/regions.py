@@ -7,8 +7,7 @@ features leave out the regions of other levels in this way, and add up the level
 
 from typing import List, Optional
 
-from gluon_amp.base.registry import canonical
-from gluon_amp.graph import Writer
+from gluon_amp.graph import Entry, Json, Writer
 from gluon_amp.lowering.typed_graph import TypedGraph
 
 ALIGN = "_contrib_ROIAlign"
@@ -22,8 +21,8 @@ def mask_missing(graph: TypedGraph) -> TypedGraph:
     return graph.by(_masked)
 
 
-def _masked(out: Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
-    if canonical(node["op"]) != ALIGN:
+def _masked(out: Writer, i: int, node: Json, inputs: List[Entry]) -> Optional[Entry]:
+    if node["op"] != ALIGN:
         return None
     name, columns = node["name"], {"axis": "1"}
     number, corners = (

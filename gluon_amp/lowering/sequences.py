@@ -9,21 +9,29 @@ which the loss picks one class is not written. A softmax also multiplies by the 
 the scores of an attention.
 """
 
-from typing import Dict, List, Optional
+from typing import Callable, Dict, List, Optional, Tuple
 
-from gluon_amp.base.registry import canonical
-from gluon_amp.graph import CASTS, Writer, flag, readers_of
+from gluon_amp.graph import (
+    CASTS,
+    Edge,
+    Entry,
+    Json,
+    Writer,
+    edge_of,
+    flag,
+    integer,
+    is_set,
+    number,
+    readers_of,
+)
+from gluon_amp.graph import own_operators as own
 from gluon_amp.lowering import blocked
 from gluon_amp.lowering.typed_graph import TypedGraph
 
-BATCH_DOT, SPLIT = "_gluon_amp_batch_dot", "_gluon_amp_split"
-LAYER_NORM, GELU = "_gluon_amp_layer_norm", "_gluon_amp_gelu"
-SOFTMAX, LOG_SOFTMAX = "_gluon_amp_softmax", "_gluon_amp_log_softmax"
-PICKED = "_gluon_amp_picked_log_softmax"
-
-READ_BFLOAT16 = (LAYER_NORM, GELU)
+READ_BFLOAT16 = (own.LAYER_NORM, own.GELU)
 
 Attributes = Dict[str, str]
+Readers = Dict[int, List[Tuple[Optional[int], int]]]
 
 LEAST = 1e-30  # of a softmax's scale; float32 has it and its inverse
 
@@ -33,74 +41,81 @@ def use_row_kernels(graph: TypedGraph) -> TypedGraph:
 
     It is `graph` itself if nothing is replaced, or if there is no C++ library or no oneDNN.
     """
-    old, edges, out, results = graph.json["nodes"], graph.edges, Writer(), {}
     if not blocked.available():
         return graph
-    readers = readers_of(graph.json)
+    old, edges, readers = graph.json["nodes"], graph.edges, readers_of(graph.json)
+    results: Dict[Edge, str] = {}
 
     def is_cast(i: Optional[int], after: str) -> bool:
-        before = edges[tuple(old[i]["inputs"][0][:2])] if i and old[i]["op"] in CASTS else None
-        return {before, after} == {"bfloat16", "float32"} and edges.get((i, 0)) == after
+        if i is None or old[i]["op"] not in CASTS or edges.get((i, 0)) != after:
+            return False
+        return {edges[edge_of(old[i]["inputs"][0])], after} == {"bfloat16", "float32"}
 
-    for i, node in enumerate(old):
-        replacement = _picked(old, readers, node) or _replacement(node) or node
-        if replacement["op"] in (SOFTMAX, LOG_SOFTMAX):
-            replacement = _scaling(old, readers, replacement)
-        if any(edges[tuple(e[:2])] != "float32" for e in replacement["inputs"]):
-            replacement = node
-        inputs, number = replacement["inputs"], len(out.nodes)
-        if replacement["op"] in READ_BFLOAT16:
+    def replaced(out: Writer, i: int, node: Json, remapped: List[Entry]) -> Optional[Entry]:
+        if (i, 0) in out.replaced:  # a cast of what the node before writes itself
+            return out.replaced[i, 0]
+        new = _picked(old, readers, node) or _replacement(node)
+        if new is None:
+            return None
+        if new["op"] in (own.SOFTMAX, own.LOG_SOFTMAX):
+            new = _scaling(old, readers, new)
+        if any(edges[edge_of(entry)] != "float32" for entry in new["inputs"]):
+            return None
+        inputs, dtype = new["inputs"], "float32"
+        if new["op"] in READ_BFLOAT16:
             if is_cast(inputs[0][0], "float32"):
                 inputs = [old[inputs[0][0]]["inputs"][0], *inputs[1:]]
-            narrows = [reader for reader, _ in readers.get(i, [])]
-            low = len(narrows) == 1 and is_cast(narrows[0], "bfloat16")
-            replacement["attrs"]["dtype"] = results[number, 0] = "bfloat16" if low else "float32"
-            if low:
-                out.replaced[narrows[0], 0] = [number, 0, 0]
-        elif (i, 0) in out.replaced:  # a cast of what it writes itself
-            out.numbers.append(out.replaced[i, 0][0])
-            continue
-        elif replacement is not node:
-            results[number, 0] = "float32"
-        out.numbers.append(number)
-        out.copy(replacement, [out.remap(entry) for entry in inputs])
-    if not results:
-        return graph
-    new = graph.rewritten(out.graph(graph.json), {**graph.kept(out), **results})
-    return new.pruned()
+            (narrow, _), *others = readers.get(i, [(None, 0)])
+            if narrow is not None and not others and is_cast(narrow, "bfloat16"):
+                dtype = "bfloat16"
+                out.replaced[narrow, 0] = [len(out.nodes), 0, 0]
+            new["attrs"]["dtype"] = dtype
+        entry = out.copy(new, [out.remap(one) for one in inputs])
+        results[edge_of(entry)] = dtype
+        return entry
+
+    new = graph.by(replaced, results)
+    return new if new is graph else new.pruned()
 
 
-def _replacement(node: dict) -> Optional[dict]:
+def _replacement(node: Json) -> Optional[Json]:
     """Return the operator of the C++ library that computes what a node does in float32, if any."""
-    op, attributes_of = REPLACEMENTS.get(canonical(node["op"]), (None, None))
-    attrs = attributes_of(node["attrs"]) if op else None
+    if node["op"] not in REPLACEMENTS:
+        return None
+    op, attributes_of = REPLACEMENTS[node["op"]]
+    attrs = attributes_of(node["attrs"])
     return None if attrs is None else {**node, "op": op, "attrs": attrs}
 
 
-def _picked(nodes: List[dict], readers: Dict[int, List[tuple]], node: dict) -> Optional[dict]:
+def _picked(nodes: List[Json], readers: Readers, node: Json) -> Optional[Json]:
     """Return the operator of a pick and the log_softmax that it alone reads, if a node is one."""
-    if canonical(node["op"]) != "pick":
+    if node["op"] != "pick":
         return None
     (i, *_), label = node["inputs"]
     source, attrs = nodes[i], node["attrs"]
-    if canonical(source["op"]) != "log_softmax" or _softmax(source["attrs"]) != {"scale": "1.0"}:
+    if source["op"] != "log_softmax" or _softmax(source["attrs"]) != {"scale": "1.0"}:
         return None
     clips_last = attrs.get("axis", "-1") == "-1" and attrs.get("mode", "clip") == "clip"
     if len(readers[i]) > 1 or not clips_last:
         return None
     attrs = {"keepdims": attrs.get("keepdims", "False")}
-    return {**node, "op": PICKED, "inputs": [source["inputs"][0], label], "attrs": attrs}
+    return {
+        **node,
+        "op": own.PICKED_LOG_SOFTMAX,
+        "inputs": [source["inputs"][0], label],
+        "attrs": attrs,
+    }
 
 
-def _scaling(nodes: List[dict], readers: Dict[int, List[tuple]], node: dict) -> dict:
+def _scaling(nodes: List[Json], readers: Readers, node: Json) -> Json:
     """Return a softmax that also multiplies by the number before it, or the same node."""
     ((i, *_),) = node["inputs"]
     source = nodes[i]
-    op = canonical(source["op"])
+    op = source["op"]
     if op not in ("_mul_scalar", "_div_scalar") or len(readers[i]) > 1:
         return node
-    factor = float(source["attrs"]["scalar"])
-    scale = float(node["attrs"]["scale"]) * (factor if op == "_mul_scalar" else _inverse(factor))
+    factor = number(source["attrs"], "scalar")
+    scale = number(node["attrs"], "scale") * (factor if op == "_mul_scalar" else _inverse(factor))
     if not LEAST < scale < 1 / LEAST:
         return node
     return {**node, "inputs": source["inputs"], "attrs": {"scale": repr(scale)}}
@@ -127,14 +142,13 @@ def _inverse(x: float) -> float:
 
 def _softmax(attrs: Attributes) -> Optional[Attributes]:
     plain = attrs.get("axis", "-1") == "-1" and not flag(attrs, "use_length")
-    temperature = attrs.get("temperature", "None")
-    scale = 1.0 if temperature == "None" else _inverse(float(temperature))
-    plain = plain and scale and attrs.get("dtype", "None") in ("None", "float32")
+    scale = _inverse(number(attrs, "temperature")) if is_set(attrs, "temperature") else 1.0
+    plain = plain and scale != 0 and attrs.get("dtype", "None") in ("None", "float32")
     return {"scale": repr(scale)} if plain else None
 
 
 def _split(attrs: Attributes, count: str = "num_outputs") -> Optional[Attributes]:
-    if flag(attrs, "squeeze_axis") or int(attrs.get(count, "0")) < 1:
+    if flag(attrs, "squeeze_axis") or integer(attrs, count) < 1:
         return None
     return {"axis": attrs.get("axis", "1"), "num_outputs": attrs[count]}
 
@@ -145,12 +159,12 @@ def _split_v2(attrs: Attributes) -> Optional[Attributes]:
 
 # Operator of MXNet: what replaces it, and a function of its attributes that returns those of the
 # replacement, or None if there is none
-REPLACEMENTS: Dict[str, tuple] = {
-    "batch_dot": (BATCH_DOT, _batch_dot),
-    "LayerNorm": (LAYER_NORM, _layer_norm),
-    "LeakyReLU": (GELU, _gelu),
-    "SliceChannel": (SPLIT, _split),
-    "_split_v2": (SPLIT, _split_v2),
-    "softmax": (SOFTMAX, _softmax),
-    "log_softmax": (LOG_SOFTMAX, _softmax),
+REPLACEMENTS: Dict[str, Tuple[str, Callable[[Attributes], Optional[Attributes]]]] = {
+    "batch_dot": (own.BATCH_DOT, _batch_dot),
+    "LayerNorm": (own.LAYER_NORM, _layer_norm),
+    "LeakyReLU": (own.GELU, _gelu),
+    "SliceChannel": (own.SPLIT, _split),
+    "_split_v2": (own.SPLIT, _split_v2),
+    "softmax": (own.SOFTMAX, _softmax),
+    "log_softmax": (own.LOG_SOFTMAX, _softmax),
 }

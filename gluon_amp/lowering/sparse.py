@@ -4,12 +4,11 @@ MXNet converts the sparse inputs of its own operators that read dense arrays onl
 for operators of a library, which raise.
 """
 
-from typing import Container
+from typing import Container, List, Optional, Set
 
-from gluon_amp.graph import Writer, flag
+from gluon_amp.graph import Entry, Json, Writer, flag
+from gluon_amp.graph.own_operators import is_own
 from gluon_amp.lowering.typed_graph import TypedGraph
-
-OWN_PREFIX = "_gluon_amp_"
 
 
 def make_dense(graph: TypedGraph, sparse: Container[str]) -> TypedGraph:
@@ -19,20 +18,26 @@ def make_dense(graph: TypedGraph, sparse: Container[str]) -> TypedGraph:
     `cast_storage` returns as it is. The dense gradient of a matrix times transposed csr data cannot
     be written to a row_sparse array in a graph, but that of a copy of the matrix can.
     """
-    if not sparse:
-        return graph
-    out, maybe_sparse = Writer(), set()
-    for i, node in enumerate(graph.json["nodes"]):
-        sources = {source for source, *_ in node["inputs"]}
-        inputs = [out.remap(entry) for entry in node["inputs"]]
-        if node["op"].startswith(OWN_PREFIX):
-            for k, (source, *_) in enumerate(node["inputs"]):
-                if source in maybe_sparse:
-                    name = f"{node['name']}_input{k}_dense"
-                    inputs[k] = out.emit("cast_storage", name, inputs[k], stype="default")
-        elif node["name"] in sparse or sources & maybe_sparse:
+    maybe_sparse: Set[int] = set()
+
+    def dense(out: Writer, i: int, node: Json, inputs: List[Entry]) -> Optional[Entry]:
+        sources = [source in maybe_sparse for source, *_ in node["inputs"]]
+        if not any(sources) and node["name"] not in sparse:
+            return None
+        if not is_own(node["op"]):
             maybe_sparse.add(i)
-            if node["op"] == "dot" and flag(node["attrs"], "transpose_a"):
-                inputs[1] = out.emit("_mul_scalar", f"{node['name']}_copy", inputs[1], scalar="1")
-        out.numbers.append(out.copy(node, inputs)[0])
-    return graph.written(out)
+            if node["op"] != "dot" or not flag(node["attrs"], "transpose_a"):
+                return None
+            copy = out.emit("_mul_scalar", f"{node['name']}_copy", inputs[1], scalar="1")
+            return out.copy(node, [inputs[0], copy])
+        return out.copy(
+            node,
+            [
+                out.emit("cast_storage", f"{node['name']}_input{k}_dense", entry, stype="default")
+                if sources[k]
+                else entry
+                for k, entry in enumerate(inputs)
+            ],
+        )
+
+    return graph.by(dense)

@@ -1,38 +1,34 @@
 """A graph and the dtypes of its tensors, which each pass of the lowering hands on to the next."""
 
-from typing import Dict, Mapping, NamedTuple, Tuple
+from typing import Dict, List, Mapping, NamedTuple, Optional
 
-from gluon_amp.graph import CASTS, Rule, Writer, edge_dtypes, needed, pruned
+from gluon_amp.graph import CASTS, Edge, Json, Rule, Writer, edge_dtypes, edge_of, needed, pruned
+from gluon_amp.graph import own_operators as own
 from gluon_amp.policy.cast_pass import LOW_PRECISION
-
-Edge = Tuple[int, int]  # a tensor: node and output
-
-# New operators whose result has one dtype. Others have that of their attribute `dtype`, or else
-# that of what they read first.
-DTYPES = {
-    "_gluon_amp_bfloat16": "bfloat16",
-    "_gluon_amp_narrow": "float16",
-    "_gluon_amp_widen": "float32",
-}
 
 
 class TypedGraph(NamedTuple):
     """A symbol's JSON, and the dtype of every tensor that its nodes or outputs read."""
 
-    json: dict
+    json: Json
     edges: Dict[Edge, str]
 
     @classmethod
-    def of(cls, json: dict, dtypes: Mapping[str, object]) -> "TypedGraph":
+    def of(cls, json: Json, dtypes: Mapping[str, object]) -> "TypedGraph":
         """Infer the dtypes from those of the variables, as `graph.edge_dtypes` does."""
         return cls(json, edge_dtypes(json, dtypes))
 
-    def by(self, rule: Rule) -> "TypedGraph":
-        """Return the graph that a rule writes, or the graph itself if it writes nothing."""
-        out = Writer()
-        return self.written(out) if out.rewrite(self.json, rule) else self
+    def by(self, rule: Rule, results: Optional[Mapping[Edge, str]] = None) -> "TypedGraph":
+        """Return the graph that a rule writes, or the graph itself if it writes nothing.
 
-    def rewritten(self, json: dict, kept: Mapping[Edge, str]) -> "TypedGraph":
+        The rule may add dtypes of new tensors to `results`; the others are inferred.
+        """
+        out = Writer()
+        if not out.rewrite(self.json, rule):
+            return self
+        return self.rewritten(out.graph(self.json), {**self.kept(out), **(results or {})})
+
+    def rewritten(self, json: Json, kept: Mapping[Edge, str]) -> "TypedGraph":
         """Return a graph in place of this one, where the dtypes of some tensors are known."""
         known = dict(kept)
         for i, node in enumerate(json["nodes"]):
@@ -42,19 +38,19 @@ class TypedGraph(NamedTuple):
         edges = {(i, k): known.get((i, k), known[i, 0]) for i, k, *_ in read}
         return TypedGraph(json, edges)
 
-    def written(self, out: Writer) -> "TypedGraph":
-        """Return what a writer has written, which keeps the dtypes of this graph's tensors."""
-        return self.rewritten(out.graph(self.json), self.kept(out))
-
     def kept(self, out: Writer) -> Dict[Edge, str]:
         """Return the dtypes of this graph's tensors, by their places in a graph being written."""
-        return {tuple(out.remap([*edge])): dtype for edge, dtype in self.edges.items()}
+        return {edge_of(out.remap([*edge])): dtype for edge, dtype in self.edges.items()}
+
+    def outputs_of(self, i: int) -> List[int]:
+        """Return the outputs of a node that are read."""
+        return [k for j, k in self.edges if j == i]
 
     def stored(self, edge: Edge) -> Edge:
         """Return the tensor that a parameter is rounded from."""
         node = self.json["nodes"][edge[0]]
         while node["op"] in CASTS and self.edges.get(edge) in LOW_PRECISION:
-            below = tuple(node["inputs"][0][:2])
+            below = edge_of(node["inputs"][0])
             if self.edges.get(below) not in ("float32", "float16"):
                 break
             edge, node = below, self.json["nodes"][below[0]]
@@ -67,9 +63,9 @@ class TypedGraph(NamedTuple):
         return TypedGraph(pruned(self.json), edges)
 
 
-def _dtype_of_result(node: dict, known: Mapping[Edge, str]) -> str:
-    if node["op"] in DTYPES:
-        return DTYPES[node["op"]]
+def _dtype_of_result(node: Json, known: Mapping[Edge, str]) -> str:
+    if node["op"] in own.RESULTS:
+        return own.RESULTS[node["op"]]
     dtype = node.get("attrs", {}).get("dtype")
     if dtype is not None or not node["inputs"]:
         return dtype or "float32"

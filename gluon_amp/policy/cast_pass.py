@@ -16,6 +16,8 @@ from gluon_amp.graph import (
     MX_DTYPE_CODES,
     PINNED_ATTR,
     ROUNDING_ATTR,
+    Entry,
+    Json,
     Rounding,
     Writer,
     from_json,
@@ -123,13 +125,13 @@ def parameter_dtypes(
     }
 
 
-def _decide(policy: Policy, node: dict, end: str = "") -> Decision:
-    attrs = node.get("attrs", {})
+def _decide(policy: Policy, node: Json, end: str = "") -> Decision:
+    attrs = node["attrs"]
     return policy.decide(node["op"], attrs.get(BLOCK_ATTR), node["name"], attrs, end)
 
 
 def _decisions(
-    policy: Policy, graph: dict, ends: Tuple[str, ...], sparse_gradients: Container[str]
+    policy: Policy, graph: Json, ends: Tuple[str, ...], sparse_gradients: Container[str]
 ) -> Dict[int, Decision]:
     """Return how each operator of a graph runs.
 
@@ -154,7 +156,7 @@ def _decisions(
     wide = {
         i
         for i, decision in decisions.items()
-        if decision.kind == "float32" and constants.unfit(nodes[i]["op"], nodes[i].get("attrs", {}))
+        if decision.kind == "float32" and constants.unfit(nodes[i]["op"], nodes[i]["attrs"])
     }
     for i in sorted(decisions, reverse=True):  # from the outputs back
         only_wide_readers = all(reader in wide for reader, _ in readers[i])
@@ -165,7 +167,7 @@ def _decisions(
     return decisions
 
 
-def _is_sparse(node: dict, sparse_gradients: Container[str]) -> bool:
+def _is_sparse(node: Json, sparse_gradients: Container[str]) -> bool:
     declared = node["attrs"].get("__storage_type__", "0")
     return node["op"] == "null" and (declared != "0" or node["name"] in sparse_gradients)
 
@@ -207,42 +209,50 @@ class _Rewriter:
         dtypes: Dict[str, str],
         ends: Tuple[str, ...],
         sparse_gradients: Container[str] = (),
-        keys=None,
+        keys: Optional["Counter[str]"] = None,
     ) -> None:
         self.policy = policy
         self.param_dtypes = dtypes
         self.ends = ends
         self.sparse_gradients = sparse_gradients
-        self.nodes = []
+        self.nodes: List[Node] = []
         self.casting = not policy.is_float32  # a float32 policy inserts no casts
-        self.keys = Counter() if keys is None else keys  # of the products so far, see `Rounding`
+        # of the products so far, see `Rounding`
+        self.keys: Counter[str] = Counter() if keys is None else keys
 
-    def rewrite(self, graph: dict, output_dtype: Optional[str]) -> dict:
+    def rewrite(self, graph: Json, output_dtype: Optional[str]) -> Json:
         """Return the graph with casts, its outputs cast too; add its operators to `nodes`."""
         out = _Emitter()
         decisions = _decisions(self.policy, graph, self.ends, self.sparse_gradients)
-        for i, old in enumerate(graph["nodes"]):
-            node = {**old, "attrs": dict(old.get("attrs", {}))}
+
+        def with_casts(_: Writer, i: int, old: Json, inputs: List[Entry]) -> Entry:
+            node = {**old, "attrs": dict(old["attrs"])}
             block = node["attrs"].pop(BLOCK_ATTR, "")
-            inputs = [out.remap(entry) for entry in old["inputs"]]
             if node["op"] == "null":
-                self._variable(node, out)
-            else:
-                self._operator(node, block, inputs, decisions[i], out)
+                return self._variable(node, out)
+            return self._operator(i, node, block, inputs, decisions[i], out)
+
+        out.rewrite(graph, with_casts)
         rewritten = out.graph(graph)
         if output_dtype:
             rewritten["heads"] = [out.cast(head, output_dtype) for head in rewritten["heads"]]
         return rewritten
 
-    def _variable(self, node: dict, out: "_Emitter") -> None:
+    def _variable(self, node: Json, out: "_Emitter") -> Entry:
         dtype = self.param_dtypes.get(node["name"])
         if dtype in MX_DTYPE_CODES:
             node["attrs"]["__dtype__"] = MX_DTYPE_CODES[dtype]
-        out.add(node, [], dtype, dtype)
+        return out.add(node, [], dtype, dtype)
 
     def _operator(
-        self, node: dict, block: str, inputs: List[list], decision: Decision, out: "_Emitter"
-    ) -> None:
+        self,
+        i: int,
+        node: Json,
+        block: str,
+        inputs: List[Entry],
+        decision: Decision,
+        out: "_Emitter",
+    ) -> Entry:
         """Add an operator with its inputs cast as its kind requires."""
         rule = op_table.rule(node["op"])
         castable = [k for k in range(len(inputs)) if k not in rule.uncast]
@@ -255,7 +265,7 @@ class _Rewriter:
             # Only the data may be cast, and only by a pin: the parameters stay in float32.
             castable = castable[:1]
             dtype = self.policy.product_dtype if decision.pinned else data_dtype
-        if self.casting and dtype not in (None, INTEGER):
+        if self.casting and dtype is not None and dtype != INTEGER:
             for k in castable:
                 inputs[k] = out.cast(inputs[k], dtype)
         if dtype == self.policy.accumulate_dtype == "float16" and node["op"] in ACCUMULATING:
@@ -280,14 +290,15 @@ class _Rewriter:
         self.nodes.append(Node(node["name"], node["op"], block, *dtypes, params, decision))
 
         if op_table.has("integers", node["op"]):
-            output_dtype = INTEGER
+            output_dtype: Optional[str] = INTEGER
         else:
             output_dtype = _declared_dtype(node["attrs"], dtype)
         # The other outputs of a BatchNorm are its statistics.
         entry = out.add(node, inputs, output_dtype, "float32" if natively_mixed else output_dtype)
         if decision.kind == "norm" and not natively_mixed and data_dtype in LOW_PRECISION:
             # All later readers of the norm's output read a cast of it.
-            out.replaced[len(out.numbers) - 1, 0] = out.cast(entry, data_dtype)
+            out.replaced[i, 0] = out.cast(entry, data_dtype)
+        return entry
 
     def _rounding(self, op: str, block: str, decision: Decision) -> Rounding:
         place, policy = f"{block}:{op}", self.policy
@@ -315,20 +326,21 @@ class _Emitter(Writer):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dtypes = []  # by new node: dtype of its first output, dtype of its other outputs
-        self.casts = {}  # (new node, output, dtype) -> entry of the cast
+        # by new node: dtype of its first output, dtype of its other outputs
+        self.dtypes: List[Tuple[Optional[str], Optional[str]]] = []
+        self.casts: Dict[Tuple[int, int, str], Entry] = {}  # of a tensor, by the cast's dtype
 
-    def add(self, node: dict, inputs: list, *dtypes: Optional[str]) -> list:
-        """Append the old graph's next node; `dtypes` as in `self.dtypes`. Return its entry."""
-        entry = self.copy(node, inputs)
-        self.numbers.append(entry[0])
-        self.dtypes.append(dtypes)
-        return entry
+    def add(
+        self, node: Json, inputs: List[Entry], first: Optional[str], others: Optional[str]
+    ) -> Entry:
+        """Append a node whose outputs have these dtypes; return its entry."""
+        self.dtypes.append((first, others))
+        return self.copy(node, inputs)
 
-    def dtype_of(self, entry: list) -> Optional[str]:
+    def dtype_of(self, entry: Entry) -> Optional[str]:
         return self.dtypes[entry[0]][min(entry[1], 1)]
 
-    def cast(self, entry: list, dtype: str) -> list:
+    def cast(self, entry: Entry, dtype: str) -> Entry:
         """Return `entry` in `dtype`; each tensor is cast to each dtype at most once."""
         if self.dtype_of(entry) in (dtype, INTEGER):
             return entry
@@ -339,9 +351,9 @@ class _Emitter(Writer):
             self.dtypes.append((dtype, dtype))
         return self.casts[key]
 
-    def source_name(self, entry: list) -> str:
+    def source_name(self, entry: Entry) -> str:
         """Return the name of the node that a tensor comes from, before it was cast."""
-        return self.nodes[source_of(self.nodes, entry[0], ("amp_cast",))]["name"]
+        return str(self.nodes[source_of(self.nodes, entry[0], ("amp_cast",))]["name"])
 
 
 def _widest(dtypes: List[Optional[str]]) -> Optional[str]:
@@ -354,7 +366,7 @@ def _widest(dtypes: List[Optional[str]]) -> Optional[str]:
     return next(iter(distinct), None)
 
 
-def _declared_dtype(attrs: dict, default: Optional[str]) -> Optional[str]:
+def _declared_dtype(attrs: Dict[str, str], default: Optional[str]) -> Optional[str]:
     """Return the dtype that an operator's own attribute gives its output."""
     declared = attrs.get("out_dtype", attrs.get("dtype", "None"))
     if declared in ("float64", "float32", *LOW_PRECISION):

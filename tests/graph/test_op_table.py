@@ -327,7 +327,11 @@ def test_attributes_and_devices_decide_whether_a_word_holds():
     devices = ("cpu", "gpu")
     assert [op_table.has("once", "RNN", {}, device) for device in devices] == [False, True]
     assert [op_table.has("adds", "amp_cast", {}, device) for device in devices] == [False, True]
-    assert op_table.has("exact", "Pooling", {}) and not op_table.has("exact", "Pooling")
+    for attrs, exact in (({"pool_type": "max"}, True), ({}, True), ({"pool_type": "avg"}, False)):
+        assert op_table.has("exact", "Pooling", attrs) is exact
+    assert not op_table.has("exact", "Pooling")  # not of all
+    for kind, exact in (("relu", True), ("tanh", False)):
+        assert op_table.has("exact", "Activation", {"act_type": kind}) is exact
     for text, written in (("None", (1, 3, 4)), ("true", (1, 3, 4)), ("0", (3, 4))):
         assert op_table.inputs("writes", "BatchNorm", {"fix_gamma": text}) == written
     for text, ignores in (("False", True), ("1", False), ("None", True)):

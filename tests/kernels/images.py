@@ -6,7 +6,7 @@ import numpy as np
 
 from gluon_amp.base import bfloat16
 from gluon_amp.graph import from_json
-from gluon_amp.lowering.blocked import NARROW_BFLOAT, WIDEN_BFLOAT
+from gluon_amp.graph.own_operators import NARROW_BFLOAT16, WIDEN_BFLOAT16
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -23,7 +23,7 @@ PRECISION = {
     "float32": 2.0**-21,
 }
 
-WIDENED = {"bfloat16": NARROW_BFLOAT, "float32": WIDEN_BFLOAT}
+WIDENED = {"bfloat16": NARROW_BFLOAT16, "float32": WIDEN_BFLOAT16}
 
 # images, channels, height, width, lanes (0: as many as channels)
 SHAPES = [

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gluon_amp.base import bfloat16
+from gluon_amp.graph.own_operators import NARROW_BFLOAT16, WIDEN_BFLOAT16
 from gluon_amp.kernels import updates
-from gluon_amp.lowering.blocked import NARROW_BFLOAT, WIDEN_BFLOAT
 from tests.kernels.images import operator
 from tests.kernels.operator_calls import ALONE, CALLS
 from tests.lowering import printed
@@ -264,6 +264,6 @@ def test_a_gradient_without_its_operator(inputs):
 def test_every_operator_has_a_right_call():
     """But those of one input and no attributes, which are like others."""
     forward = {name for name in REGISTERED if name.startswith("_gluon_amp_")}
-    missing = {"_gluon_amp_widen", NARROW_BFLOAT, WIDEN_BFLOAT}
+    missing = {"_gluon_amp_widen", NARROW_BFLOAT16, WIDEN_BFLOAT16}
     missing |= set() if bfloat16.is_native() else {"_gluon_amp_convolution"}
     assert forward - set(CALLS) == missing and set(ALONE) < set(CALLS)

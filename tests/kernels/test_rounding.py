@@ -5,8 +5,8 @@ import pytest
 
 from gluon_amp import kernels
 from gluon_amp.base.formats import FORMATS, FloatFormat, exponent_for, rounded, rounded_array
-from gluon_amp.lowering.added_gradients import BFLOAT16
-from gluon_amp.lowering.emulation import NARROW, ROUND, ROUND_RELU, WIDEN, rounding_attrs
+from gluon_amp.graph.own_operators import BFLOAT16, NARROW, ROUND, ROUND_RELU, WIDEN
+from gluon_amp.lowering.emulation import rounding_attrs
 from tests.float_values import beside, every_value
 from tests.kernels.images import compute, operator
 from tests.marks import needs_bfloat16, needs_library

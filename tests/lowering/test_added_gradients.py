@@ -6,10 +6,9 @@ import pytest
 import gluon_amp as amp
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16
-from gluon_amp.graph import to_json
-from gluon_amp.lowering import added_gradients, blocked, lower, sequences
-from gluon_amp.lowering.added_gradients import ADDING, BFLOAT16
-from gluon_amp.lowering.emulation import NARROW, ROUND, ROUND_RELU, WIDEN
+from gluon_amp.graph import op_table, to_json
+from gluon_amp.graph import own_operators as own
+from gluon_amp.lowering import added_gradients, lower
 from gluon_amp.policy import cast_pass
 from tests.kernels.images import operator
 from tests.lowering import on_symbols
@@ -284,13 +283,8 @@ def test_operators_that_add(op, shapes, attrs):
 
 def test_each_operator_that_adds_is_tried():
     # Other files test our own operators; Embedding's ids have no gradient
-    tried = {op for op, *_ in CASES} | {"_cond", "_foreach", "_while_loop"}
-    others = {BFLOAT16, NARROW, ROUND, ROUND_RELU, WIDEN, "Embedding"}
-    others |= {blocked.CONVOLUTION, blocked.DENSE, blocked.DEPTHWISE, blocked.NORM}
-    others |= {sequences.BATCH_DOT, sequences.LAYER_NORM, sequences.SOFTMAX, sequences.SPLIT}
-    others |= {sequences.LOG_SOFTMAX, sequences.PICKED, sequences.GELU}
-    others.add(blocked.RECURRENT)
-    assert ADDING - tried == others
+    tried = {op for op, *_ in CASES} | {"_cond", "_foreach", "_while_loop", "Embedding"}
+    assert {op for op in op_table.named("adds") if not own.is_own(op)} == tried
 
 
 @pytest.mark.parametrize("policy", ["float16", "bfloat16"])
@@ -323,7 +317,7 @@ def test_no_weight_is_copied(policy):
     found = ops(lower(cast, dtypes, "cpu"))
     copied = policy == "bfloat16" and not kernels.available()
     assert ("_copy" in found) == copied
-    assert (BFLOAT16 in found) == (
+    assert (own.BFLOAT16 in found) == (
         policy == "bfloat16" and bfloat16.is_native() and kernels.available()
     )
 

@@ -10,6 +10,7 @@ from experiments.benchmarks import profile
 from experiments.benchmarks.suites import Case
 from gluon_amp.base import bfloat16
 from gluon_amp.casting import binding
+from gluon_amp.graph import own_operators as own
 from gluon_amp.graph import to_json
 from gluon_amp.lowering import blocked
 from tests.lowering import printed
@@ -365,8 +366,8 @@ def lowered_nodes(net, policy, shape, monkeypatch):
 def test_networks_are_blocked_from_the_first_convolution_to_the_head(name, policy, monkeypatch):
     ops = lowered_ops(vision.get_model(name), policy, (1, 3, 32, 32), monkeypatch)
     assert {op: ops[op] for op in PLAIN if ops[op]} in ({}, {"BatchNorm": 1})  # of the input
-    assert ops[blocked.BLOCK] <= 1
-    assert ops[blocked.UNBLOCK] <= 1
+    assert ops[own.BLOCK] <= 1
+    assert ops[own.UNBLOCK] <= 1
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -386,11 +387,11 @@ def test_operators_without_attributes(policy, monkeypatch):
 # Case, policy, and how often operators are in its graph
 COUNTS = [
     # a norm's running statistics would be updated twice
-    ("a float32 value that is also read plain", POLICIES[-1], {blocked.NORM: 1}),
-    ("fork", POLICIES[-1], {blocked.FORK: 1}),
+    ("a float32 value that is also read plain", POLICIES[-1], {own.NORM: 1}),
+    ("fork", POLICIES[-1], {own.FORK: 1}),
     # a float16 weight is widened by the operator that packs it, and never as a whole
-    ("gate of matrix products", "float16", {blocked.DENSE: 2, "_gluon_amp_widen": 0}),
-    ("gate of matrix products", "fused_float32", {blocked.DENSE: 2}),
+    ("gate of matrix products", "float16", {own.DENSE: 2, "_gluon_amp_widen": 0}),
+    ("gate of matrix products", "fused_float32", {own.DENSE: 2}),
 ]
 
 
@@ -423,7 +424,7 @@ def test_a_relu_rounds_for_the_convolution_that_it_alone_reads(monkeypatch):
 def rounded_by_reader(case, monkeypatch):
     function, blocks = case
     nodes = lowered_nodes(Net(function, **blocks), "float16", (2, 4, 5, 5), monkeypatch)
-    convolutions = [node["attrs"] for node in nodes if node["op"] == blocked.CONVOLUTION]
+    convolutions = [node["attrs"] for node in nodes if node["op"] == own.BLOCKED_CONVOLUTION]
     return dict(zip(("first", "last"), (attrs["reader_rounds"] for attrs in convolutions)))
 
 

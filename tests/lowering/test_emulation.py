@@ -6,8 +6,8 @@ import pytest
 import gluon_amp as amp
 from gluon_amp import graph, kernels
 from gluon_amp.base.formats import FORMATS
+from gluon_amp.graph import own_operators as own
 from gluon_amp.lowering import blocked, lower
-from gluon_amp.lowering.emulation import ROUND, is_exact
 from gluon_amp.policy import Policy, cast_pass
 from tests.float_values import beside, every_value
 
@@ -65,19 +65,10 @@ def test_values_that_only_move_are_not_rounded_again():
     moved = mx.sym.Pooling(mx.sym.relu(conv.reshape((0, -1, 2, 2))), kernel=(2, 2), stride=(2, 2))
     symbol = emulated(moved, x="float32", w="float16")
     nodes = graph.to_json(symbol)["nodes"]
-    rounds = [n for n in nodes if n["op"] == ROUND or n.get("attrs", {}).get("dtype") == "float16"]
+    rounds = [n for n in nodes if n["op"] == own.ROUND or n["attrs"].get("dtype") == "float16"]
     read = [nodes[n["inputs"][0][0]]["name"] for n in rounds if n["inputs"]]
     # A blocked result is rounded again where it becomes plain, for the sake of its gradient.
     assert read == ["x", "conv_plain" if blocked.available() else "conv"]
-
-
-def test_max_pooling_is_exact_and_average_pooling_is_not():
-    assert is_exact("Pooling", {"pool_type": "max"})
-    assert is_exact("Pooling", {})
-    assert not is_exact("Pooling", {"pool_type": "avg"})
-    assert is_exact("Activation", {"act_type": "relu"})
-    assert not is_exact("Activation", {"act_type": "tanh"})
-    assert not is_exact("Convolution", {})
 
 
 def test_graphs_of_a_gpu_and_graphs_without_float16_are_left_alone():

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from gluon_amp import graph
-from gluon_amp.lowering import blocked, lower
+from gluon_amp.graph import own_operators as own
+from gluon_amp.lowering import lower
 from gluon_amp.policy import Policy, cast_pass
 from tests.marks import needs_layout
 from tests.training.runs.scripts import skip_without_native_bfloat16
@@ -46,30 +47,30 @@ def operators(symbol, policy="bfloat16"):
 def test_pooling_of_a_scaled_image_is_blocked(pool):
     symbol = conv(pool(conv(mx.sym.var("data"), "first") * 3 + 1), "last")
     ops = operators(symbol)
-    assert (ops.count(blocked.POOL), ops.count(blocked.UNBLOCK)) == (1, 1)
+    assert (ops.count(own.POOL), ops.count(own.UNBLOCK)) == (1, 1)
 
 
 def test_pooling_before_the_head_is_blocked():
     h = pooled(conv(mx.sym.var("data"), "first") * 3 + 1)
     h = mx.sym.Dropout(mx.sym.Flatten(h), p=0.2)
-    assert blocked.POOL in operators(mx.sym.FullyConnected(h, name="head", num_hidden=2))
+    assert own.POOL in operators(mx.sym.FullyConnected(h, name="head", num_hidden=2))
 
 
 @pytest.mark.parametrize("pool", [pooled, adaptive])
 def test_an_output_in_float32_is_pooled_in_float32(pool):
-    assert blocked.POOL not in operators(pool(conv(mx.sym.var("data"), "first") * 3 + 1))
+    assert own.POOL not in operators(pool(conv(mx.sym.var("data"), "first") * 3 + 1))
 
 
 def test_what_a_sum_in_float32_reads_is_pooled_in_float32():
     h = pooled(conv(mx.sym.var("data"), "first") * 3 + 1)
-    assert blocked.POOL not in operators(conv(mx.sym.broadcast_add(h, mx.sym.mean(h)), "last"))
+    assert own.POOL not in operators(conv(mx.sym.broadcast_add(h, mx.sym.mean(h)), "last"))
 
 
 @pytest.mark.parametrize("pin", [{"ops": ["Pooling"]}, {"blocks": ["pool"]}])
 def test_pins_keep_float32(pin):
     symbol = conv(pooled(conv(mx.sym.var("data"), "first") * 3 + 1), "last")
-    assert blocked.POOL in operators(symbol)
-    assert blocked.POOL not in operators(symbol, Policy.parse("bfloat16").pin(**pin))
+    assert own.POOL in operators(symbol)
+    assert own.POOL not in operators(symbol, Policy.parse("bfloat16").pin(**pin))
 
 
 def test_pooling_that_the_layout_lacks_stays_float32():
@@ -97,5 +98,5 @@ def test_nothing_reads_a_result_twice_for_its_casts():
     """The casts to and from float32 that are no longer needed are gone."""
     h = conv(mx.sym.var("data"), "first")
     ops = operators(conv(adaptive(mx.sym.concat(h, conv(h, "second") * 3)), "last"))
-    assert ops.count(blocked.FORK) == 1  # of the first convolution
-    assert (ops.count(blocked.CONCAT), ops.count(blocked.POOL)) == (1, 1)
+    assert ops.count(own.FORK) == 1  # of the first convolution
+    assert (ops.count(own.CONCAT), ops.count(own.POOL)) == (1, 1)

@@ -8,9 +8,9 @@ import pytest
 import gluon_amp
 from gluon_amp import kernels
 from gluon_amp.base import hardware
+from gluon_amp.graph import own_operators as own
 from gluon_amp.graph import to_json
-from gluon_amp.lowering import blocked, lower, onednn
-from gluon_amp.lowering.onednn import CONVOLUTION
+from gluon_amp.lowering import lower, onednn
 from tests.lowering import on_symbols, printed
 from tests.marks import needs_bfloat16, needs_library
 
@@ -141,7 +141,7 @@ def test_strided_convolutions_become_our_operator_or_float32(stride, monkeypatch
         assert apply_workarounds(unstrided, {}) is unstrided
     monkeypatch.undo()
     if kernels.available():
-        assert ops(apply_workarounds(symbol, {})) == [cast, cast, CONVOLUTION]
+        assert ops(apply_workarounds(symbol, {})) == [cast, cast, own.CONVOLUTION]
 
 
 def pixels():
@@ -183,7 +183,7 @@ def test_the_weight_gradient_of_two_readers_is_added(static):
     both = mx.sym.load_json(json.dumps(graph))
     one, other = (mx.sym.amp_cast(each, dtype="float32") for each in both)
     total = lower(one + other, {"data": "float32", "w": "float32"}, "cpu")
-    assert ops(total).count(blocked.CONVOLUTION) == 2
+    assert ops(total).count(own.BLOCKED_CONVOLUTION) == 2
     op = nd.CachedOp(total, [("static_alloc", str(static)), ("static_shape", str(static))])
     data, weight = (nd.array(arrays[name]) for name in ("data", "w"))
     weight.attach_grad("add")
@@ -205,4 +205,4 @@ def test_convolutions_in_loops_are_rewritten():
     out, _ = mx.sym.contrib.foreach(body, mx.sym.var("data"), [])
     lowered = lower(out, {}, "cpu")
     loop = next(node for node in to_json(lowered)["nodes"] if "subgraphs" in node)
-    assert CONVOLUTION in [node["op"] for node in loop["subgraphs"][0]["nodes"]]
+    assert own.CONVOLUTION in [node["op"] for node in loop["subgraphs"][0]["nodes"]]

@@ -5,16 +5,16 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.graph import to_json
-from gluon_amp.lowering import sequences
-from gluon_amp.lowering.sequences import (
+from gluon_amp.graph.own_operators import (
     BATCH_DOT,
     GELU,
     LAYER_NORM,
     LOG_SOFTMAX,
-    PICKED,
+    PICKED_LOG_SOFTMAX,
     SOFTMAX,
     SPLIT,
 )
+from gluon_amp.lowering import sequences
 from tests.lowering import on_symbols
 from tests.marks import needs_library
 
@@ -109,7 +109,7 @@ LOGS, SCALED = mx.sym.log_softmax(X), X * 2
         (mx.sym.log_softmax(X), [LOG_SOFTMAX]),
         (mx.sym.LeakyReLU(X, act_type="gelu"), [GELU]),
         (mx.sym.LeakyReLU(X, act_type="elu"), ["LeakyReLU"]),
-        (mx.sym.pick(LOGS, LABEL), [PICKED]),
+        (mx.sym.pick(LOGS, LABEL), [PICKED_LOG_SOFTMAX]),
         (mx.sym.pick(LOGS, LABEL, axis=1), [LOG_SOFTMAX, "pick"]),
         (mx.sym.pick(LOGS, LABEL, mode="wrap"), [LOG_SOFTMAX, "pick"]),
         (mx.sym.pick(LOGS, mx.sym.var("n")), [LOG_SOFTMAX, "pick"]),

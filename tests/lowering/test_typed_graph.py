@@ -4,8 +4,8 @@ import pytest
 
 from gluon_amp import kernels
 from gluon_amp.graph import edge_dtypes, to_json
+from gluon_amp.graph import own_operators as own
 from gluon_amp.lowering import PASSES, Target
-from gluon_amp.lowering.blocked import NARROW_BFLOAT
 from gluon_amp.lowering.emulation import is_emulated
 from gluon_amp.lowering.typed_graph import TypedGraph
 from gluon_amp.policy import Policy, cast_pass
@@ -28,7 +28,8 @@ def images():
     dense = mx.sym.FullyConnected(mx.sym.Flatten(deep), name="head", num_hidden=2)
     parts = mx.sym.split(mx.sym.softmax(dense), num_outputs=2)
     ids = mx.sym.take(mx.sym.var("table"), mx.sym.argmax(line, axis=1))
-    return mx.sym.Group([parts[1], mx.sym.clip(x, 0, 1), ids])
+    regions = mx.sym.contrib.ROIAlign(h, mx.sym.var("r"), pooled_size=(1, 1), spatial_scale=1)
+    return mx.sym.Group([parts[1], mx.sym.clip(x, 0, 1), ids, regions])
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -50,7 +51,7 @@ def test_dtypes_are_those_that_mxnet_infers(policy, native, monkeypatch):
             # What our operators store in bfloat16 counts as float32: the emulation leaves it alone.
             for i, k in inferred:
                 node = graph.json["nodes"][i]
-                if node["op"] == NARROW_BFLOAT or "in_float32" in node.get("attrs", {}):
+                if node["op"] == own.NARROW_BFLOAT16 or "in_float32" in node.get("attrs", {}):
                     inferred[i, k] = "float32"
         assert {edge: graph.edges.get(edge) for edge in inferred} == inferred, each.reason
     assert changed >= 5
