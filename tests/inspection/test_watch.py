@@ -249,7 +249,7 @@ def test_a_look_that_fails_ends_no_training(caplog, monkeypatch):
     def fail(*args):
         raise mx.MXNetError("Traceback (most recent call last):\nMXNetError: no memory.")
 
-    monkeypatch.setattr("gluon_amp.inspection.watch.activations", fail)
+    monkeypatch.setattr("gluon_amp.inspection.sampler.activations", fail)
     rows = look(chain(2), one(1), steps=2, every=1)
     assert {row.direction for row in rows} == {"weight_gradient"}
     assert caplog.text.count("cannot be run again (no memory)") == 1
