@@ -394,17 +394,14 @@ def test_states_move_between_policies(tmp_path):
     same(masters, values(wide))
 
 
-@pytest.mark.parametrize(
-    "kwargs, error, match",
-    [
-        ({"fixed_params": ["fc_weight"]}, TypeError, "unexpected keyword argument 'fixed_params'"),
-        ({"loss_scale": 100}, ValueError, "must be a power of two.* the nearest is 128"),
-        ({"data_names": ["Data"]}, ValueError, r"no input 'Data' \(did you mean 'data'\?\)"),
-        ({"context": mx.gpu(), "policy": "bfloat16"}, ValueError, "bfloat16 cannot run on a GPU: "),
-        ({"context": [mx.cpu(), mx.gpu()]}, ValueError, "expected different devices of one type"),
-        ({"context": [mx.cpu(), mx.cpu()]}, ValueError, "expected different devices of one type"),
-    ],
-)
+@pytest.mark.parametrize("kwargs, error, match", [
+    ({"fixed_params": ["fc_weight"]}, TypeError, "unexpected keyword argument 'fixed_params'"),
+    ({"loss_scale": 100}, ValueError, "must be a power of two.* the nearest is 128"),
+    ({"data_names": ["Data"]}, ValueError, r"no input 'Data' \(did you mean 'data'\?\)"),
+    ({"context": mx.gpu(), "policy": "bfloat16"}, ValueError, "bfloat16 cannot run on a GPU: "),
+    ({"context": [mx.cpu(), mx.gpu()]}, ValueError, "expected different devices of one type"),
+    ({"context": [mx.cpu(), mx.cpu()]}, ValueError, "expected different devices of one type"),
+])  # fmt: skip
 def test_bad_arguments_are_refused(kwargs, error, match):
     with pytest.raises(error, match=match):
         Module(conv_net(), **kwargs)
