@@ -9,7 +9,7 @@ import json
 import subprocess
 import sys
 from collections import defaultdict
-from typing import Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple
 
 from experiments import pages
 from experiments.operators import calls, programs
@@ -22,6 +22,13 @@ from gluon_amp.training.tables.machine import describe_cpu, versions
 from mxnet import MXNetError
 
 Row = Dict[str, object]
+
+# Words of the table, and whether a call was seen to have one; None if that was not measured
+MEASURES: Dict[str, Callable[[Row], Optional[bool]]] = {
+    "once": lambda row: not row["equal"] if "equal" in row else None,
+    "random": lambda row: any(row["random"]) if "random" in row else None,
+    "writes": lambda row: bool(row["writes"]) if "writes" in row else None,
+}
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
@@ -37,6 +44,7 @@ def run(folder) -> None:
     """Measure all calls and write the page."""
     rows = list(measured(list(all_calls())))
     pages.write(folder / "operators", "results/operators.md", parts(rows))
+    print(*disagreements(rows), sep="\n")
 
 
 def measured(tasks: List[Call]) -> Iterator[Tuple[Call, Row]]:
@@ -51,6 +59,21 @@ def measured(tasks: List[Call]) -> Iterator[Tuple[Call, Row]]:
             for row in json.loads(text or '[{"crash": true}]'):
                 yield tasks[int(number)], row
         print(f"{first} of {len(tasks)} calls", flush=True)
+
+
+def disagreements(rows: List[Tuple[Call, Row]]) -> Iterator[str]:
+    """Yield a sentence for each operator and word of which the table says something else."""
+    for word, measure in MEASURES.items():
+        seen: Dict[str, List[bool]] = defaultdict(list)
+        for (op, _, attrs, _), row in rows:
+            found = measure(row) if op in calls.REGISTERED else None
+            if found is not None:
+                seen[op].append(found)
+                if found and not op_table.has(word, op, attrs):
+                    yield f"{op} with {attrs} is not `{word}` in the table, but was seen to be."
+        for op, each in seen.items():
+            if op_table.has(word, op) and not any(each):
+                yield f"{op} is `{word}` in the table, and was not seen to be in any call."
 
 
 def parts(rows: List[Tuple[Call, Row]]) -> Dict[str, str]:

@@ -2,12 +2,14 @@
 
 import ctypes
 import json
-from collections import Counter
+import re
+from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
 
 from experiments.operators.calls import CANONICAL, ID_DTYPES, NETWORK, REGISTERED, Ids, call, node
+from experiments.pages import DOCS
 from gluon_amp.base import registry
 from gluon_amp.base.mxnet_internals import LIB, check_call
 from gluon_amp.graph import op_table, own_operators
@@ -349,3 +351,49 @@ def test_of_an_unknown_operator_nothing_good_is_assumed():
         assert not any(op_table.has(word, name) for word in bad)
     with pytest.raises(KeyError):
         op_table.has("mooves", "Reshape")
+
+
+# ----------------------------------------------- the words, and what `make operators` measured
+
+TEXT = (DOCS / "results/operators.md").read_text()
+PAGE = dict(re.findall(r"<!-- (\w+) -->(.*?)<!-- /\1 -->", TEXT, re.DOTALL))
+
+
+def listed(part):
+    return set(re.findall(r"`(\w+)`", PAGE[part]))
+
+
+def table(part):
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \| (.*?) \|$", PAGE[part], re.MULTILINE)
+    assert rows
+    return rows
+
+
+def test_operators_that_draw_are_those_that_were_seen_to():
+    called = {op for op in NETWORK if op not in listed("refused")}
+    seen = listed("random") - {"RNN"}  # in float64 only, or on a GPU
+    assert {op for op in called if op_table.has("random", op)} == seen
+
+
+def test_operators_of_another_second_gradient_are_those_that_were_seen_to_have_one():
+    seen = {op for op, *_ in table("once")}
+    assert {op for op in seen if not op_table.has("once", op)} == set()
+    # code of users, and gradients that only a GPU or sparse arrays have
+    marked = {op for op in NETWORK if op_table.has("once", op) and not op_table.has("code", op)}
+    not_on_a_cpu = {"_contrib_ModulatedDeformableConvolution", "_contrib_SparseEmbedding"}
+    assert marked - seen - listed("refused") == not_on_a_cpu
+
+
+def test_inputs_that_are_written_are_those_that_were_seen_to_be():
+    positions = {"gamma": 1, "moving_mean": 3, "moving_var": 4}
+    seen = defaultdict(set)
+    for op, place, _ in table("writes"):
+        name, *rest = place.split()
+        seen[op].add(positions[name] if name in positions else int(rest[0]))
+    words = {op: {*op_table.inputs("writes", op, {})} for op in NETWORK}
+    assert {op: places for op, places in words.items() if places} == seen
+
+
+def test_heads_are_the_operators_that_ignore_the_head_gradient():
+    heads = {op for op in NETWORK if op_table.has("head", op, {})}
+    assert heads == listed("scaled") - {"_npi_norm"}  # whose gradient contains its square
