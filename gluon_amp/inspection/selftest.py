@@ -13,7 +13,7 @@ import numpy as np
 from gluon_amp import kernels
 from gluon_amp.base.messages import reason_of
 from gluon_amp.casting.cast import cast
-from gluon_amp.inspection.accumulation_dtype import accumulation_dtype
+from gluon_amp.inspection.accumulation_dtype import PROBES, accumulation_dtype
 from gluon_amp.inspection.values import paragraph
 from gluon_amp.trainer import Trainer
 
@@ -142,24 +142,22 @@ def _run(check: Check, ctx: mx.Context) -> Result:
 def checks_of(ctx: mx.Context) -> List[Check]:
     """Return the checks that a device can run, in their order."""
     on_gpu = ctx.device_type == "gpu"
-    library = ("CUDNN", "GPUs") if on_gpu else ("MKLDNN", "oneDNN's kernels for CPUs")
-    sums = dict.fromkeys(("Convolution", "FullyConnected", "dot", "batch_dot"), "float32")
-    if on_gpu:
-        sums["batch_dot"] = "float16"
-    kernels_check = Check("C++ kernels", in_use, "in use", "see `gluon-amp build`", required=False)
-    return [
-        Check("MXNet is built with", lambda _: built_with(library[0]), *library, required=False),
-        *([] if on_gpu else [kernels_check]),
+    sums = {**dict.fromkeys(PROBES, "float32"), **({"batch_dot": "float16"} if on_gpu else {})}
+    checks = [
+        Check("MXNet is built with", features, "CUDNN" if on_gpu else "MKLDNN", required=False),
+        Check("C++ kernels", in_use, "in use", "see `gluon-amp build`", required=False),
         Check("float32 to float16", rounding, "0 values differ", "numpy, IEEE 754"),
         Check("a product in float16", product, "as numpy, rounded once", "float32 sums"),
         Check("sums of products", accumulation, _in_words(sums), "docs/gpu.md", required=False),
         Check("a step, an overflow, a step", steps_and_a_skip, "1 skip, 0 arrays differ"),
     ]
+    return [check for check in checks if not (on_gpu and check.measure is in_use)]
 
 
-def built_with(feature: str) -> str:
-    """Return the name of a feature of MXNet, if MXNet is built with it."""
-    return feature if mx.runtime.Features().is_enabled(feature) else f"no {feature}"
+def features(ctx: mx.Context) -> str:
+    """Return the library with which MXNet computes on a device, if it is built with it."""
+    name = "CUDNN" if ctx.device_type == "gpu" else "MKLDNN"
+    return name if mx.runtime.Features().is_enabled(name) else f"no {name}"
 
 
 def in_use(ctx: mx.Context) -> str:

@@ -21,11 +21,6 @@ def window(n: Node) -> dict:
     }
 
 
-def convolution(n: Node, w: Writer) -> str:
-    """A convolution, grouped or not, of one to three axes."""
-    return w.add("Conv", *n.inputs, group=n.integer("num_group", 1), **window(n))
-
-
 def deconvolution(n: Node, w: Writer) -> str:
     """A transposed convolution; its padding follows from the output's size where that is given."""
     attributes, rank = window(n), n.data.rank - 2
@@ -160,7 +155,10 @@ def _part(data: Tensor, heads: int, parts: int, which: int, w: Writer) -> str:
 
 
 TRANSLATIONS: Dict[str, Callable] = {
-    **dict.fromkeys(["Convolution", "Convolution_v1"], convolution),
+    **dict.fromkeys(
+        ["Convolution", "Convolution_v1"],
+        lambda n, w: w.add("Conv", *n.inputs, group=n.integer("num_group", 1), **window(n)),
+    ),
     "Deconvolution": deconvolution,
     "FullyConnected": dense,
     "batch_dot": lambda n, w: w.add("MatMul", *_factors(n, w)),

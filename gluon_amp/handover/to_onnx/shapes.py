@@ -8,23 +8,14 @@ import numpy as np
 from gluon_amp.handover.to_onnx.writer import NONLINEAR, Node, Tensor, UntranslatableError, Writer
 
 
-def reshape(n: Node, w: Writer) -> str:
-    """Any operator that only changes the shape: the output's is known, whatever the batch."""
-    return w.reshaped(n.data, n.out)
-
-
 def transpose(n: Node, w: Writer) -> str:
-    """Permute the axes; without any given, reverse them."""
+    """Permute the axes; without any given, reverse them; or exchange two of them."""
     order = n.integers("axes", tuple(reversed(range(n.data.rank))))
+    if n.op == "SwapAxis":
+        pair = [n.data.axis(n.integer(key)) for key in ("dim1", "dim2")]
+        exchanged = dict(zip(pair, reversed(pair)))
+        order = tuple(exchanged.get(axis, axis) for axis in range(n.data.rank))
     return w.add("Transpose", n.data, perm=[n.data.axis(axis) for axis in order])
-
-
-def swap_axes(n: Node, w: Writer) -> str:
-    """Exchange two axes."""
-    order = list(range(n.data.rank))
-    a, b = (n.data.axis(n.integer(key)) for key in ("dim1", "dim2"))
-    order[a], order[b] = b, a
-    return w.add("Transpose", n.data, perm=order)
 
 
 def concat(n: Node, w: Writer) -> str:
@@ -81,7 +72,7 @@ def slice_(n: Node, w: Writer) -> str:
 
 def slice_axis(n: Node, w: Writer) -> str:
     """A slice of one axis."""
-    end = None if n.text("end") == "None" else n.integer("end")
+    (end,) = n.places("end") or [None]
     return w.sliced(n.data, n.data.axis(n.integer("axis")), n.integer("begin"), end)
 
 
@@ -103,11 +94,6 @@ def crop(n: Node, w: Writer) -> str:
     for axis, begin in zip((2, 3), places):
         value = w.sliced(value, axis, begin, begin + n.out.shape[axis])
     return value
-
-
-def expand(n: Node, w: Writer) -> str:
-    """Any operator that only broadcasts."""
-    return w.add("Expand", _with_axes_before(n.data, n.out.rank, w), w.sizes(n.out))
 
 
 def _with_axes_before(tensor: Tensor, rank: int, w: Writer) -> str:
@@ -285,10 +271,12 @@ def one_hot(n: Node, w: Writer) -> str:
 
 
 TRANSLATIONS: Dict[str, Callable] = {
-    **dict.fromkeys("Reshape reshape_like expand_dims squeeze _npx_reshape".split(), reshape),
+    # Operators that only change the shape: the output's is known, whatever the batch.
+    **dict.fromkeys(
+        "Reshape reshape_like expand_dims squeeze".split(), lambda n, w: w.reshaped(n.data, n.out)
+    ),
     "Flatten": lambda n, w: w.add("Flatten", n.data, axis=1),
-    "transpose": transpose,
-    "SwapAxis": swap_axes,
+    **dict.fromkeys(["transpose", "SwapAxis"], transpose),
     **dict.fromkeys(["Concat", "_npi_concatenate"], concat),
     "stack": stack,
     "SliceChannel": split,
@@ -297,7 +285,10 @@ TRANSLATIONS: Dict[str, Callable] = {
     "slice_axis": slice_axis,
     "slice_like": slice_like,
     "Crop": crop,
-    **dict.fromkeys("broadcast_to broadcast_like broadcast_axis".split(), expand),
+    **dict.fromkeys(
+        "broadcast_to broadcast_like broadcast_axis".split(),
+        lambda n, w: w.add("Expand", _with_axes_before(n.data, n.out.rank, w), w.sizes(n.out)),
+    ),
     "tile": tile,
     "repeat": repeat,
     **dict.fromkeys(["Pad", "_npi_pad"], pad),

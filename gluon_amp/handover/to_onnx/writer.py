@@ -81,7 +81,7 @@ class Node(NamedTuple):
 
     def number(self, key: str, default: float = 0.0) -> float:
         """Return an attribute that is a number."""
-        return number(self.attrs, key, default)
+        return float(number(self.attrs, key, default))
 
     def integer(self, key: str, default: int = 0) -> int:
         """Return an attribute that is a whole number."""
