@@ -111,12 +111,8 @@ def test_each_generation(pretend, capsys, gpu, about, runs, tensor_cores):
     assert f"GPU 0 {gpu.name} ({capability}): {about}" in " ".join(printed.split())
     (seen,) = amp.doctor().to_dict()["gpus"]
     assert seen.pop("advice").startswith(about)
-    assert seen == {
-        "name": gpu.name,
-        "capability": capability,
-        "runs": runs,
-        "tensor_cores": tensor_cores,
-    }
+    facts = {"name": gpu.name, "capability": capability}
+    assert seen == {**facts, "runs": runs, "tensor_cores": tensor_cores}
 
 
 EMULATED = "emulated by MXNet's own operators, several times slower than float32: install a C++ "
@@ -178,7 +174,7 @@ def test_without_a_gpu_that_mxnet_uses(pretend, gpus, options, sentence):
     "load, cores, warns",
     [(2.1, 2, True), (2.0, 2, False), (None, 2, False), (9.0, 0, False)],
 )
-def test_a_load_above_the_cores_is_warned_of(pretend, load, cores, warns):
+def test_a_load_above_the_cores_is_warned_of(pretend, monkeypatch, load, cores, warns):
     pretend(load=load, all_cores=cores)
     report = amp.doctor()
     cpu = report.to_dict()["cpu"]
@@ -187,6 +183,10 @@ def test_a_load_above_the_cores_is_warned_of(pretend, load, cores, warns):
     if warns:
         assert f"WARNING: {cpu['warning']}" in joined(report)
         assert cpu["warning"].startswith("the load, 2.1, exceeds the 2 cores of this machine: ")
+    for threads, advised in (("1", False), ("8", True)):  # fewer, where there are several
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        assert ("OMP_NUM_THREADS" in advice.about_load(9.0, 8)) is advised
+        assert "OMP_NUM_THREADS" not in advice.about_load(9.0, 1)
 
 
 def test_the_whole_report_of_a_machine(pretend):
@@ -283,13 +283,6 @@ def test_the_advice_is_what_helps(pretend, monkeypatch, options, variable, value
     pretend(**options)
     monkeypatch.setenv(variable, value)
     assert advice in joined(amp.doctor())
-
-
-@pytest.mark.parametrize("threads, advised", [("1", False), ("8", True)])
-def test_fewer_threads_are_advised_where_there_are_several(monkeypatch, threads, advised):
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    assert ("OMP_NUM_THREADS" in advice.about_load(9.0, 8)) is advised
-    assert "OMP_NUM_THREADS" not in advice.about_load(9.0, 1)
 
 
 class Library:
