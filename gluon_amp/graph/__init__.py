@@ -24,12 +24,14 @@ from gluon_amp.graph.symbol_json import (
     edge_dtypes,
     edge_of,
     edges_of,
+    every_node,
     from_json,
     needed,
     readers_of,
     source_of,
     to_json,
     variables,
+    with_bodies,
 )
 from gluon_amp.graph.writer import Rule, Writer, pruned
 
@@ -38,6 +40,6 @@ __all__ += ["PINNED_ATTR", "ROUNDED_ATTR", "ROUNDING_ATTR", "Rounding", "without
 __all__ += ["classic", "flag", "integer", "integers", "is_set", "number"]
 __all__ += ["WIDE", "in_float32", "narrow_nodes", "type_conflict"]
 __all__ += ["CASTS", "MX_DTYPE_CODES", "Edge", "Entry", "Json"]
-__all__ += ["edge_dtypes", "edge_of", "edges_of"]
-__all__ += ["from_json", "needed", "readers_of", "source_of", "to_json", "variables"]
+__all__ += ["edge_dtypes", "edge_of", "edges_of", "every_node"]
+__all__ += ["from_json", "needed", "readers_of", "source_of", "to_json", "variables", "with_bodies"]
 __all__ += ["Rule", "Writer", "pruned"]

@@ -3,7 +3,7 @@
 import json
 from typing import NamedTuple, Optional, Tuple
 
-from gluon_amp.graph.symbol_json import Json, from_json, to_json
+from gluon_amp.graph.symbol_json import Json, every_node, from_json, to_json
 
 import mxnet as mx
 
@@ -51,13 +51,7 @@ class Rounding(NamedTuple):
 def without_own_attributes(symbol: mx.sym.Symbol) -> mx.sym.Symbol:
     """Return a cast graph without `OWN_ATTRS`, for a file."""
     graph = to_json(symbol)
-    _drop_own_attributes(graph)
-    return from_json(graph, like=symbol)
-
-
-def _drop_own_attributes(graph: Json) -> None:
-    for node in graph["nodes"]:
+    for node in every_node(graph):
         for name in OWN_ATTRS:
             node["attrs"].pop(name, None)
-        for body in node.get("subgraphs", ()):
-            _drop_own_attributes(body)
+    return from_json(graph, like=symbol)

@@ -29,12 +29,6 @@ class Call(NamedTuple):
         """The first input."""
         return self.inputs[0]
 
-    def number(self, name: str, default: float = 0.0) -> float:
-        return number(self.attrs, name, default)
-
-    def flag(self, name: str, default: bool = False) -> bool:
-        return flag(self.attrs, name, default)
-
     def times(self, *factors: Entry) -> Entry:
         """Append the product of tensors of one shape."""
         product, *others = factors
@@ -47,7 +41,7 @@ class Call(NamedTuple):
         dims = range(len(self.shapes[0]))
         axes = integers(self.attrs, "axis")
         named = {k % len(dims) for k in axes or dims}
-        return [k for k in dims if (k in named) != (bool(axes) and self.flag("exclude"))]
+        return [k for k in dims if (k in named) != (bool(axes) and flag(self.attrs, "exclude"))]
 
 
 Rule = Callable[[Call, Entry], List[Entry]]
@@ -95,7 +89,7 @@ def _one_or(call: Call, left: Entry) -> Entry:
 
 def _leaky_slope(call: Call) -> Entry:
     ones = call.emit("ones_like", call.x)
-    return _one_or(call, call.emit("_mul_scalar", ones, scalar=call.number("slope", 0.25)))
+    return _one_or(call, call.emit("_mul_scalar", ones, scalar=number(call.attrs, "slope", 0.25)))
 
 
 def _prelu_slope(call: Call) -> Entry:
@@ -105,7 +99,9 @@ def _prelu_slope(call: Call) -> Entry:
 
 
 def _elu_slope(call: Call) -> Entry:
-    return _one_or(call, call.emit("_plus_scalar", call.y, scalar=call.number("slope", 0.25)))
+    return _one_or(
+        call, call.emit("_plus_scalar", call.y, scalar=number(call.attrs, "slope", 0.25))
+    )
 
 
 def _gelu_slope(call: Call) -> Entry:
@@ -137,7 +133,7 @@ def _leaky_relu(call: Call, g: Entry) -> List[Entry]:
 def _fully_connected(call: Call, g: Entry) -> List[Entry]:
     weight = call.emit("transpose", call.inputs[1])
     options = {"num_hidden": call.shapes[1][1], "no_bias": True}
-    if not call.flag("flatten", True):
+    if not flag(call.attrs, "flatten", True):
         options["flatten"] = False
     product = call.emit("FullyConnected", g, weight, **options)
     return [call.emit("Reshape", product, shape=call.shapes[0])]
@@ -198,7 +194,7 @@ def _pooling(call: Call, g: Entry) -> List[Entry]:
     if call.attrs.get("pool_type") != "avg":
         return []
     shape, out = call.shapes[0], call.out_shape
-    if not call.flag("global_pool"):
+    if not flag(call.attrs, "global_pool"):
         kernel = integers(call.attrs, "kernel")
         whole = all(n == k * m for n, k, m in zip(shape[2:], kernel, out[2:]))
         if not whole or integers(call.attrs, "stride") != kernel:
@@ -294,7 +290,7 @@ def _layer_norm(call: Call, g: Entry) -> List[Entry]:
     centred = call.emit("broadcast_sub", call.x, mean(call.x))
     variance = mean(call.emit("square", centred))
     per_sigma = call.emit(
-        "rsqrt", call.emit("_plus_scalar", variance, scalar=call.number("eps", 1e-5))
+        "rsqrt", call.emit("_plus_scalar", variance, scalar=number(call.attrs, "eps", 1e-5))
     )
     n = call.emit("broadcast_mul", centred, per_sigma)
     g = call.emit("broadcast_mul", g, gamma)
@@ -304,18 +300,24 @@ def _layer_norm(call: Call, g: Entry) -> List[Entry]:
 
 
 def _scaled(factor: Callable[[float], float]) -> Rule:
-    return lambda call, g: [call.emit("_mul_scalar", g, scalar=factor(call.number("scalar")))]
+    return lambda call, g: [
+        call.emit("_mul_scalar", g, scalar=factor(number(call.attrs, "scalar")))
+    ]
 
 
 def _power(call: Call, g: Entry) -> List[Entry]:
-    power = call.number("scalar")
+    power = number(call.attrs, "scalar")
     slope = call.emit("_power_scalar", call.x, scalar=power - 1)
     return [call.times(g, call.emit("_mul_scalar", slope, scalar=power))]
 
 
 def _dot(call: Call, g: Entry) -> List[Entry]:
     """The products of matrices."""
-    if call.flag("transpose_a") or call.flag("transpose_b") or {*map(len, call.shapes)} != {2}:
+    if (
+        flag(call.attrs, "transpose_a")
+        or flag(call.attrs, "transpose_b")
+        or {*map(len, call.shapes)} != {2}
+    ):
         return []
     left, right = call.inputs
     return [
@@ -325,11 +327,13 @@ def _dot(call: Call, g: Entry) -> List[Entry]:
 
 
 def _reciprocal_slope(call: Call) -> Entry:
-    return call.emit("_mul_scalar", call.emit("square", call.y), scalar=-1 / call.number("scalar"))
+    return call.emit(
+        "_mul_scalar", call.emit("square", call.y), scalar=-1 / number(call.attrs, "scalar")
+    )
 
 
 def _maximum_slope(call: Call) -> Entry:
-    return call.emit("_greater_scalar", call.x, scalar=call.number("scalar"))
+    return call.emit("_greater_scalar", call.x, scalar=number(call.attrs, "scalar"))
 
 
 def _unchanged(call: Call, g: Entry) -> List[Entry]:

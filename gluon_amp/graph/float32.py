@@ -4,7 +4,7 @@ import re
 from typing import Iterator, Mapping, Optional
 
 from gluon_amp.base.messages import reason_of
-from gluon_amp.graph.symbol_json import Json, from_json, to_json
+from gluon_amp.graph.symbol_json import Json, every_node, from_json, to_json
 
 import mxnet as mx
 
@@ -29,11 +29,9 @@ def in_float32(symbol: mx.sym.Symbol, kept: Optional[str] = None) -> mx.sym.Symb
 
 def narrow_nodes(json: Json) -> Iterator[Json]:
     """Yield the nodes that declare a dtype of 16 bits, those in the bodies of loops too."""
-    for node in json["nodes"]:
+    for node in every_node(json):
         if node["op"] != "Custom" and any(node["attrs"].get(name) in WIDE for name in DTYPE_ATTRS):
             yield node
-        for body in node.get("subgraphs", ()):
-            yield from narrow_nodes(body)
 
 
 def type_conflict(symbol: mx.sym.Symbol, dtypes: Mapping[str, str]) -> str:

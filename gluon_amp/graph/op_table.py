@@ -42,7 +42,7 @@ class Nodes(NamedTuple):
         op, attribute, values, device = found.groups("")
         return cls(op, attribute, tuple(values.split(",")), device)
 
-    def include(self, attrs: Attributes, device: str) -> bool:
+    def include(self, attrs: Attributes, device: str = "cpu") -> bool:
         """Return whether a node is one of them; without attributes, whether any node is."""
         if self.device not in ("", device) or (self.attribute and attrs is None):
             return False
@@ -101,14 +101,10 @@ GROUPS = tuple(_groups(_MARKS))
 _OWN = (f"{word}: {' '.join(names)}" for word, names in own_operators.WORDS.items())
 WORDED = tuple(_read(_without_comments("\n".join([WORDS, *_OWN])), _MARKS))
 
-# By operator: what its nodes are treated as; a rule for some attributes comes before that for any
-_RULES: Dict[str, List[Tuple[Nodes, OpRule]]] = defaultdict(list)
+_RULES: Dict[str, List[Tuple[Nodes, Group]]] = defaultdict(list)
 for _group in GROUPS:
     for _nodes in _group.nodes:
-        _found = _MARKS["uncast"].get(_nodes.op, [])
-        _positions = tuple(int(text) for _, texts in _found for text in texts)
-        _rule = OpRule(_group.kind, _group.reason, _positions)
-        _RULES[_nodes.op].insert(0 if _nodes.attribute else len(_RULES[_nodes.op]), (_nodes, _rule))
+        _RULES[_nodes.op].append((_nodes, _group))
 
 _UNKNOWN = OpRule("float32", "not one of MXNet 1.9.1's operators: kept in float32")
 _BACKWARD = OpRule("uncast", "part of a gradient, never in a forward graph")
@@ -122,8 +118,11 @@ def rule(op: str, attrs: Attributes = None) -> OpRule:
     name = registry.canonical(op)
     if name.startswith("_backward_"):
         return _BACKWARD
-    rules = (rule for nodes, rule in _RULES.get(name, ()) if nodes.include(attrs, "cpu"))
-    return next(rules, _UNKNOWN)
+    found = [(bool(n.attribute), group) for n, group in _RULES.get(name, ()) if n.include(attrs)]
+    if not found:
+        return _UNKNOWN
+    _, group = max(found, key=lambda pair: pair[0])  # first that of nodes with these attributes
+    return OpRule(group.kind, group.reason, inputs("uncast", name))
 
 
 def arguments(

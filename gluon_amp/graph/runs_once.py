@@ -25,7 +25,7 @@ def find_runs_once(graph: Json, device_type: str) -> Optional[str]:
         if bodies:
             found = next(filter(None, (find_runs_once(one, device_type) for one in bodies)), None)
         else:
-            once = op_table.has("once", node["op"], node.get("attrs", {}), device_type)
+            once = op_table.has("once", node["op"], node["attrs"], device_type)
             found = node["op"] if once else None
         if found:
             return found

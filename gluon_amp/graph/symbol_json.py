@@ -5,7 +5,8 @@ reads by entries `[node, output, version]`, and so do the graph's outputs, its h
 """
 
 import json
-from typing import Any, Container, Dict, List, Mapping, Optional, Tuple
+import operator
+from typing import Any, Callable, Container, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.base.mxnet_internals import GRAPH_VERSION, NumpySymbol
@@ -24,15 +25,9 @@ MX_DTYPE_CODES = {"float32": "0", "float16": "2"}
 def to_json(symbol: mx.sym.Symbol) -> Json:
     """Return a symbol's graph as a dict, casts included; every node has attributes, maybe none."""
     graph: Json = json.loads(symbol.tojson(remove_amp_cast=False))
-    _add_attributes(graph)
-    return graph
-
-
-def _add_attributes(graph: Json) -> None:
-    for node in graph["nodes"]:
+    for node in every_node(graph):
         node.setdefault("attrs", {})
-        for body in node.get("subgraphs", ()):
-            _add_attributes(body)
+    return graph
 
 
 def from_json(graph: Json, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbol:
@@ -46,15 +41,25 @@ def from_json(graph: Json, like: Optional[mx.sym.Symbol] = None) -> mx.sym.Symbo
 
 def _indexed(graph: Json) -> Json:
     """Return a graph with the index of its variables recomputed, in its nodes' bodies too."""
-    nodes = [
-        {**node, "subgraphs": [_indexed(body) for body in node["subgraphs"]]}
-        if "subgraphs" in node
-        else node
-        for node in graph["nodes"]
-    ]
+    nodes = [with_bodies(node, _indexed) for node in graph["nodes"]]
     variables = [i for i, node in enumerate(nodes) if node["op"] == "null"]
     kept = {key: value for key, value in graph.items() if key != "node_row_ptr"}
     return {**kept, "nodes": nodes, "arg_nodes": variables}
+
+
+def every_node(graph: Json) -> Iterator[Json]:
+    """Yield the nodes of a graph, each before those in the bodies of a loop or branch."""
+    for node in graph["nodes"]:
+        yield node
+        for body in node.get("subgraphs", ()):
+            yield from every_node(body)
+
+
+def with_bodies(node: Json, rewrite: Callable[[Json], Json]) -> Json:
+    """Return a node whose bodies are rewritten, or the node itself if none of them changes."""
+    old = node.get("subgraphs", ())
+    new = [rewrite(body) for body in old]
+    return node if all(map(operator.is_, new, old)) else {**node, "subgraphs": new}
 
 
 def variables(graph: Json) -> List[str]:

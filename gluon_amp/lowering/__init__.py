@@ -6,10 +6,10 @@ rewrites the graph, in this order, and why. The dtypes of its tensors are inferr
 returns those of the graph that it writes (`typed_graph`), and the graph itself if nothing changes.
 """
 
-from typing import Callable, Dict, FrozenSet, NamedTuple, Optional
+from typing import Callable, Dict, FrozenSet, List, NamedTuple, Optional
 
 from gluon_amp import kernels
-from gluon_amp.graph import ACCUMULATE_ATTR, from_json, to_json
+from gluon_amp.graph import ACCUMULATE_ATTR, Entry, Json, Writer, from_json, to_json, with_bodies
 from gluon_amp.lowering import (
     added_gradients,
     blocked,
@@ -181,18 +181,14 @@ def _apply_passes(graph: TypedGraph, target: Target) -> TypedGraph:
 
 
 def _with_lowered_bodies(graph: TypedGraph, target: Target) -> TypedGraph:
-    old = graph.json["nodes"]
-    new = [_with_lowered_body(node, target) if "subgraphs" in node else node for node in old]
-    if all(ours is theirs for ours, theirs in zip(new, old)):
-        return graph
-    return graph._replace(json={**graph.json, "nodes": new})
+    inside = Target(target.device_type, is_body=True)
 
+    def lowered_body(body: Json) -> Json:
+        # Its variables are all float32 or integers, which no pass tells apart.
+        return _apply_passes(TypedGraph.of(body, {}), inside).json
 
-def _with_lowered_body(node: dict, target: Target) -> dict:
-    target = Target(target.device_type, is_body=True)
-    # The variables of a body are all float32 or integers, which no pass tells apart.
-    graphs = [TypedGraph.of(body, {}) for body in node["subgraphs"]]
-    lowered = [_apply_passes(graph, target) for graph in graphs]
-    if all(new is old for new, old in zip(lowered, graphs)):
-        return node
-    return {**node, "subgraphs": [graph.json for graph in lowered]}
+    def lowered(out: Writer, i: int, node: Json, inputs: List[Entry]) -> Optional[Entry]:
+        new = with_bodies(node, lowered_body)
+        return None if new is node else out.copy(new, inputs)
+
+    return graph.by(lowered)

@@ -47,7 +47,7 @@ def make_addable(graph: TypedGraph, device_type: str) -> TypedGraph:
     """
     old, edges = graph
     written = set(from_json(old).list_auxiliary_states())
-    written |= {node["name"] for node in old["nodes"] if WRITTEN_ATTR in node.get("attrs", {})}
+    written |= {node["name"] for node in old["nodes"] if WRITTEN_ATTR in node["attrs"]}
     copies: Dict[int, Entry] = {}  # of new variables
 
     def is_variable(out: Writer, entry: Entry) -> bool:
@@ -60,7 +60,7 @@ def make_addable(graph: TypedGraph, device_type: str) -> TypedGraph:
         return list(copies[entry[0]])
 
     def addable(out: Writer, i: int, node: Json, inputs: List[Entry]) -> Optional[Entry]:
-        adds = op_table.has("adds", node["op"], node.get("attrs", {}), device_type)
+        adds = op_table.has("adds", node["op"], node["attrs"], device_type)
         if node["op"] == "amp_cast" and is_variable(out, inputs[0]):
             before, after = edges[edge_of(node["inputs"][0])], edges.get((i, 0))
             adds = adds or "float16" in (before, after)

@@ -98,7 +98,7 @@ class Analysis:
         if not self.is_elementwise(node):
             return True
         low = self.is_low((i, 0))
-        own = instructions_of(node["op"], node.get("attrs", {})) or ()
+        own = instructions_of(node["op"], node["attrs"]) or ()
         instructions = low + (len(node["inputs"]) - 1 if node["op"] == "add_n" else len(own))
         arrays = set()
         for source, output, *_ in node["inputs"]:
@@ -186,7 +186,7 @@ class Analysis:
 
     def _find_elementwise(self, i: int, node: Json) -> Optional[Images]:
         op = classic(node["op"])
-        if op != "add_n" and instructions_of(op, node.get("attrs", {})) is None:
+        if op != "add_n" and instructions_of(op, node["attrs"]) is None:
             return None
         if self.edges.get((i, 0)) not in ("float32", *LOW_PRECISION):
             return None

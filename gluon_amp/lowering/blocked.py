@@ -52,7 +52,7 @@ def use_blocked_layout(graph: TypedGraph) -> TypedGraph:
     products = ("Convolution", "Deconvolution", "FullyConnected")
     if not any(node["op"] in products for node in graph.json["nodes"]) or not available():
         return graph
-    if any(FUSED_ATTR in node.get("attrs", {}) for node in graph.json["nodes"]):
+    if any(FUSED_ATTR in node["attrs"] for node in graph.json["nodes"]):
         found = Analysis(graph, ("float32",))
     elif set(LOW_PRECISION).intersection(graph.edges.values()):
         graph, found = narrowed(graph)
@@ -109,7 +109,7 @@ class _Writing:
 
     def rewrite(self) -> TypedGraph:
         for i, node in enumerate(self.nodes):
-            accumulates = node.get("attrs", {}).get(ACCUMULATE_ATTR)
+            accumulates = node["attrs"].get(ACCUMULATE_ATTR)
             dense = node["op"] == "FullyConnected" and self.found.is_low((i, 0))
             if dense and not accumulates:
                 self._write_dense(i, node)
@@ -232,7 +232,7 @@ class _Writing:
             return False
         node = self.nodes[readers[0]]
         alone = self.groups.get(readers[0]) == {readers[0]} and self.found.is_low((readers[0], 0))
-        return alone and instructions_of(node["op"], node.get("attrs", {})) == [RELU]
+        return alone and instructions_of(node["op"], node["attrs"]) == [RELU]
 
     def _write_dense(self, i: int, node: Json) -> None:
         parameters, attrs = self._parameters(node)

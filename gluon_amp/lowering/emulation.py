@@ -118,7 +118,7 @@ class _EmulatedGraph(Writer):
         """Append a variable; a float16 variable stays float16 and is widened for its readers."""
         if self.edges.get((i, 0)) != "float16":
             return self.copy(node, [])
-        attrs = {**node.get("attrs", {}), "__dtype__": MX_DTYPE_CODES["float16"]}
+        attrs = {**node["attrs"], "__dtype__": MX_DTYPE_CODES["float16"]}
         self.variables[i] = self.copy({**node, "attrs": attrs}, [])
         return self._widen(self.variables[i])
 
@@ -139,7 +139,7 @@ class _EmulatedGraph(Writer):
         low = self.dtypes_emulated
         attrs = {
             key: "float32" if key in ("dtype", "out_dtype") and value in low else value
-            for key, value in node.get("attrs", {}).items()
+            for key, value in node["attrs"].items()
         }
         if op_table.has("stored", node["op"]):
             sources = [entry[0] for entry in node["inputs"]]

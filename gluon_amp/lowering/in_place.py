@@ -9,7 +9,7 @@ that computes no gradients needs none of this.
 
 from typing import Callable, Dict, FrozenSet, List, Optional
 
-from gluon_amp.graph import Entry, Json, Rule, Writer, op_table, source_of, variables
+from gluon_amp.graph import Entry, Json, Rule, Writer, op_table, source_of, variables, with_bodies
 from gluon_amp.lowering.typed_graph import TypedGraph
 
 
@@ -32,10 +32,9 @@ def avoid_faults_in(graph: Json) -> Json:
 
 def _rule(graph: Json, frozen: FrozenSet[str]) -> Rule:
     def rule(out: Writer, i: int, node: Json, inputs: List[Entry]) -> Optional[Entry]:
-        bodies = node.get("subgraphs", [])
-        safe = [avoid_faults_in(body) for body in bodies]
-        if any(new is not old for new, old in zip(safe, bodies)):
-            return out.copy({**node, "subgraphs": safe}, inputs)
+        safe = with_bodies(node, avoid_faults_in)
+        if safe is not node:
+            return out.copy(safe, inputs)
         detour = _detour(graph["nodes"], node, frozen)
         return detour(out, node, *inputs) if detour else None
 

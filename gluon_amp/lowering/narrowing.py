@@ -46,7 +46,7 @@ def _find(graph: TypedGraph) -> Set[int]:
     exact = {entry[0] for entry in graph.json["heads"]}
     found = set()
     for i in reversed(range(len(nodes))):
-        op, attrs = nodes[i]["op"], nodes[i].get("attrs", {})
+        op, attrs = nodes[i]["op"], nodes[i]["attrs"]
         to_low = op in CASTS and edges.get((i, 0)) == "bfloat16"
         passes = op in READ_IMAGES or op in PASS_ON or instructions_of(op, attrs) is not None
         passes = passes and PINNED_ATTR not in attrs and i not in exact

@@ -66,7 +66,7 @@ class TypedGraph(NamedTuple):
 def _dtype_of_result(node: Json, known: Mapping[Edge, str]) -> str:
     if node["op"] in own.RESULTS:
         return own.RESULTS[node["op"]]
-    dtype = node.get("attrs", {}).get("dtype")
+    dtype = node["attrs"].get("dtype")
     if dtype is not None or not node["inputs"]:
         return dtype or "float32"
     i, k, *_ = node["inputs"][0]

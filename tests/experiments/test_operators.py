@@ -2,6 +2,7 @@
 
 import pytest
 
+from experiments.operators import __main__ as command
 from experiments.operators import calls, measure
 from gluon_amp.graph import op_table
 
@@ -43,3 +44,17 @@ def test_all_others_have_the_same_gradients_and_draw_if_they_are_marked(first):
     draw = {op for op, row in pairs if any(row.get("random", ()))}
     called = {op for op, row in pairs if "random" in row}
     assert draw == op_table.named("random") & called and len(draw) > 5
+
+
+def test_the_program_says_where_the_table_and_the_measurement_differ():
+    same = {"random": [False, False], "writes": []}
+    rows = [
+        (("Dropout", [], {}, "float32"), {"equal": True, "random": [False, True], "writes": []}),
+        (("RNN", [], {"mode": "gru"}, "float32"), {"equal": False, **same}),
+        (("BatchNorm", [], {}, "float32"), {**same, "writes": [[3, "training"]]}),
+        (("relu", [], {}, "float32"), {"crash": True}),
+    ]
+    assert list(command.disagreements(rows)) == [
+        "RNN with {'mode': 'gru'} is not `once` in the table, but was seen to be.",
+        "Dropout is `once` in the table, and was not seen to be in any call.",
+    ]

@@ -12,7 +12,7 @@ from experiments.operators.calls import CANONICAL, ID_DTYPES, NETWORK, REGISTERE
 from experiments.pages import DOCS
 from gluon_amp.base import registry
 from gluon_amp.base.mxnet_internals import LIB, check_call
-from gluon_amp.graph import op_table, own_operators
+from gluon_amp.graph import classic, op_table, own_operators
 from gluon_amp.policy.cast_pass import NATIVELY_MIXED
 from tests.marks import needs_library
 
@@ -182,6 +182,14 @@ def test_operators_of_numpy_have_the_rule_of_their_twin():
         else:
             assert (one.kind, one.uncast) == (other.kind, other.uncast), name
             assert op_table.has("exact", name) == op_table.has("exact", twin), name
+
+
+def test_operators_of_numpy_have_the_words_of_their_counterparts():
+    pairs = [(name, classic(name)) for name in NETWORK if classic(name) != name]
+    assert len(pairs) > 80
+    for name, twin in pairs:
+        for word in ("decides", "head", "moves", "no_tensor_cores", "product", "regions", "shape"):
+            assert op_table.arguments(word, name) == op_table.arguments(word, twin), (name, word)
 
 
 def test_what_float16_decides():
