@@ -1,6 +1,7 @@
 """`amp.export_onnx`: nothing is written that was not run and compared."""
 
 import sys
+from operator import attrgetter
 
 import numpy as np
 import pytest
@@ -189,15 +190,16 @@ def test_a_file_holds_each_weight_once(layer, shape, options, smallest, largest,
     assert smallest < amp.export_onnx(layer, tmp_path / "net.onnx", x, **options).size < largest
 
 
-def test_random_regions_are_regions(tmp_path):
+@pytest.mark.parametrize("op", ["contrib.ROIAlign", "ROIPooling"])
+def test_random_regions_are_regions(op, tmp_path):
     """Their first number is that of an image: others end onnxruntime's run."""
 
     def pooled(F, x, regions):
-        options = {"pooled_size": (2, 2), "spatial_scale": 1}
-        return F.contrib.ROIAlign(x, regions, **options), F.ROIPooling(x, regions, **options)
+        return attrgetter(op)(F)(x, regions, pooled_size=(2, 2), spatial_scale=1)
 
     inputs = images(1), nd.array([[0, 0, 0, 5, 5], [0, 1, 2, 6, 7]])
     net, path = nn.HybridLambda(pooled), tmp_path / "net.onnx"
+    assert network_of(net, inputs, "f").indices() == {"data1": True}
     report = amp.export_onnx(net, path, *inputs, batch_axis=None)
     assert {row.inputs for row in report.rows} == {"given", "random"}
 
