@@ -14,7 +14,7 @@ import os
 import re
 import sys
 import zipfile
-from typing import Any, Dict, NamedTuple, Tuple, Union
+from typing import Any, Callable, Dict, List, Literal, NamedTuple, Tuple, Union
 
 import numpy as np
 
@@ -28,7 +28,10 @@ MEMBER_HEADER = 30
 # Of nested lists, tuples and dicts. Python's own limit is about 1000 calls.
 MAX_DEPTH = 64
 
-Arrays = Dict[str, np.ndarray]
+_write_array: Callable[..., None] = np.lib.format.write_array  # which numpy has without types
+
+Header = Dict[str, Any]
+Arrays = Dict[str, "np.ndarray[Any, Any]"]
 
 
 class Kind(NamedTuple):
@@ -40,7 +43,7 @@ class Kind(NamedTuple):
     foreign: str  # the end of the error message for a file of another kind
 
 
-def encode(kind: Kind, header: dict, arrays: Arrays) -> memoryview:
+def encode(kind: Kind, header: Header, arrays: Arrays) -> memoryview:
     """Return the bytes of a file; the same content gives the same bytes.
 
     The header has values that `json` can write; the arrays hold numbers, booleans and strings.
@@ -51,14 +54,14 @@ def encode(kind: Kind, header: dict, arrays: Arrays) -> memoryview:
         archive.writestr(zipfile.ZipInfo(kind.header), json.dumps(header, indent=1))
         for key, array in arrays.items():
             with archive.open(zipfile.ZipInfo(key + ".npy"), "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)
+                _write_array(member, array, allow_pickle=False)
         archive.comment = b" " * DIGEST_LENGTH  # the archive's last bytes
     data = buffer.getbuffer()
     data[-DIGEST_LENGTH:] = _digest(data)
     return data
 
 
-def read(kind: Kind, path: Union[str, "os.PathLike[str]"]) -> Tuple[dict, Arrays]:
+def read(kind: Kind, path: Union[str, "os.PathLike[str]"]) -> Tuple[Header, Arrays]:
     """Return the header, without format and version, and the arrays of a file of `encode`.
 
     Uses at most twice the file's size of memory, for any sizes that the file claims. A file that is
@@ -75,7 +78,7 @@ def read(kind: Kind, path: Union[str, "os.PathLike[str]"]) -> Tuple[dict, Arrays
     return decode(kind, data, path)
 
 
-def decode(kind: Kind, data: bytes, source: object) -> Tuple[dict, Arrays]:
+def decode(kind: Kind, data: bytes, source: object) -> Tuple[Header, Arrays]:
     """Return the header and the arrays of a file's bytes: see `read`."""
     if data[-DIGEST_LENGTH:] != _digest(data):
         raise ValueError(
@@ -108,7 +111,7 @@ def malformed(source: object, error: object) -> ValueError:
     )
 
 
-def _digest(data) -> bytes:
+def _digest(data: Union[bytes, memoryview]) -> bytes:
     return hashlib.sha256(memoryview(data)[:-DIGEST_LENGTH]).hexdigest().encode()
 
 
@@ -134,14 +137,14 @@ def stored_members(data: bytes) -> Dict[str, bytes]:
     return contents
 
 
-def _json(content: bytes) -> dict:
+def _json(content: bytes) -> Header:
     header = json.loads(content.decode("ascii"), object_pairs_hook=_distinct)
     if not isinstance(header, dict):
         raise ValueError("the header is not a JSON object")
     return header
 
 
-def _distinct(pairs) -> dict:
+def _distinct(pairs: List[Tuple[str, Any]]) -> Header:
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a dict has a key twice")
@@ -166,13 +169,12 @@ MAX_DIMENSIONS = 32
 LARGEST = {"b": ("u1", 1), "U": ("u4", sys.maxunicode)}
 
 
-def _array(content: bytes) -> np.ndarray:
+def _array(content: bytes) -> "np.ndarray[Any, Any]":
     """Return the array of a .npy file, after a check that its size is that of its header."""
     match = _NPY.match(content)
     if match is None or int.from_bytes(content[8:10], "little") != match.end() - 10:
         raise ValueError("an array has an unknown header")
     dtype = np.dtype(match[1].decode())
-    order = "F" if match[2] == b"True" else "C"
     shape = tuple(map(int, match[3].split(b", "))) if match[3] else ()
     size = len(content) - match.end()
     if len(shape) > MAX_DIMENSIONS or math.prod(shape) * dtype.itemsize != size:
@@ -182,6 +184,7 @@ def _array(content: bytes) -> np.ndarray:
         numbers = np.frombuffer(content, dtype.str[0] + unit, offset=match.end())
         if numbers.max() > largest:
             raise ValueError(f"an array of {dtype} holds other values")
+    order: Literal["F", "C"] = "F" if match[2] == b"True" else "C"
     return np.ndarray(shape, dtype, content, match.end(), order=order).copy(order="K")
 
 
@@ -245,8 +248,8 @@ def unpack(value: Any, arrays: Arrays, depth: int = 0) -> Any:
     raise ValueError(f"an object is of the unknown kind {brief(kind)} or refers to nothing")
 
 
-def _unpack_dict(pairs: list, arrays: Arrays, depth: int) -> dict:
-    result = {}
+def _unpack_dict(pairs: List[Any], arrays: Arrays, depth: int) -> Dict[Any, Any]:
+    result: Dict[Any, Any] = {}
     for pair in pairs:
         if not isinstance(pair, list) or len(pair) != 2:
             raise ValueError("a dict has an item that is not a pair")

@@ -20,7 +20,7 @@ class LogFiles:
 
     def __init__(self, name: str, logger: logging.Logger) -> None:
         self.name, self.logger = name, logger
-        self.file: Optional[IO] = None
+        self.file: Optional[IO[bytes]] = None
         self.writer: Optional[SummaryWriter] = None
 
     @contextlib.contextmanager

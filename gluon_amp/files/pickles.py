@@ -8,7 +8,7 @@ decides what they stand for. Nothing that a file names is imported or called.
 import io
 import pickle
 from dataclasses import dataclass
-from typing import Any, BinaryIO, Union
+from typing import Any, BinaryIO, Callable, Dict, List, Tuple, Union
 
 from gluon_amp.files.schema import brief
 
@@ -19,7 +19,7 @@ MAX_OPCODES = 2**22
 KEYS = (int, float, str, bytes, type(None))  # other keys, such as nested tuples, can be deep
 
 # The standard library's own unpickler in Python: that in C has no table of opcodes.
-_BASE = pickle._Unpickler  # noqa: SLF001
+_BASE: Any = pickle._Unpickler  # noqa: SLF001
 
 # Not among them: opcodes that build sets, that look up registered extensions (EXT1, EXT2 and EXT4),
 # that read buffers beside the pickle (NEXT_BUFFER), and those of protocols 0 and 1.
@@ -45,7 +45,7 @@ class Global:
 class _Opcodes:
     """The table of opcodes, with `[]` as a dict has it; it counts them."""
 
-    def __init__(self, steps: dict) -> None:
+    def __init__(self, steps: Dict[int, Callable[..., None]]) -> None:
         self.steps, self.left = steps, MAX_OPCODES
 
     def __getitem__(self, code: int) -> Any:
@@ -57,7 +57,7 @@ class _Opcodes:
         return self.steps[code]
 
 
-class Unpickler(_BASE):
+class Unpickler(_BASE):  # type: ignore[misc]  # a private class, without types
     """Reads one pickle after the other with `load`.
 
     A subclass defines what the names, the calls, the states and the persistent ids of its kind of
@@ -81,7 +81,7 @@ class Unpickler(_BASE):
         """Return whether files of this kind name that class or function."""
         raise NotImplementedError
 
-    def call(self, function: Global, arguments: tuple) -> Any:
+    def call(self, function: Global, arguments: Tuple[Any, ...]) -> Any:
         """Return the value of a call, or a new object of a class."""
         raise NotImplementedError
 
@@ -106,7 +106,7 @@ class Unpickler(_BASE):
     def load_setitems(self) -> None:
         self._set_items(self.pop_mark())
 
-    def _set_items(self, items: list) -> None:
+    def _set_items(self, items: List[Any]) -> None:
         target = self.stack[-1]
         if type(target) is not dict or len(items) % 2:
             raise ValueError("it sets items of an object that is not a dict")

@@ -13,7 +13,7 @@ A schema is plain data:
 import math
 import reprlib
 from numbers import Integral, Real
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Tuple, Type, Union
 
 import numpy as np
 
@@ -44,21 +44,22 @@ class Either(NamedTuple):
     """A value of one of several schemas."""
 
     words: str
-    schemas: tuple
+    schemas: Tuple[Any, ...]
 
     def test(self, value: Any) -> bool:
         return any(allows(one, value) for one in self.schemas)
 
 
-def _is_count(value) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and 0 <= value < 2**63
+def _is_count(value: Any) -> bool:
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    return whole and 0 <= value < 2**63
 
 
-def _is_name(value) -> bool:
+def _is_name(value: Any) -> bool:
     return isinstance(value, str) and value.isprintable() and len(value) <= MAX_NAME
 
 
-def _is_plain(value) -> bool:
+def _is_plain(value: Any) -> bool:
     if isinstance(value, str):
         return _is_name(value)
     if isinstance(value, Integral):
@@ -139,6 +140,6 @@ _REPR = reprlib.Repr()
 _REPR.maxstring = 60
 
 
-def _check_type(value, types, where):
+def _check_type(value: Any, types: Union[Type[Any], Tuple[Type[Any], ...]], where: str) -> None:
     words = "a dict" if types is dict else "a list"
     check(value, Leaf(words, lambda v: isinstance(v, types)), where)

@@ -9,11 +9,11 @@ import io
 import math
 import os
 import struct
-from typing import Any, BinaryIO, Callable, Dict, NamedTuple, Tuple, Union
+from typing import Any, BinaryIO, Callable, Dict, List, NamedTuple, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.files.archive import MAX_DIMENSIONS, stored_members
+from gluon_amp.files.archive import MAX_DIMENSIONS, Arrays, stored_members
 from gluon_amp.files.pickles import MAGIC, Global, Unpickler
 from gluon_amp.files.schema import COUNT, brief, check
 
@@ -33,7 +33,7 @@ def is_torch_file(path: Union[str, "os.PathLike[str]"]) -> bool:
         return file.read(len(ZIP_MAGIC)).startswith((MAGIC, ZIP_MAGIC))
 
 
-def read(path: Union[str, "os.PathLike[str]"]) -> Dict[str, np.ndarray]:
+def read(path: Union[str, "os.PathLike[str]"]) -> Arrays:
     """Return the tensors of a ``state_dict`` by name, as arrays that must not be written to.
 
     Uses at most twice the file's size of memory, for any sizes that the file claims. A file that is
@@ -56,7 +56,7 @@ class Storage(NamedTuple):
     """The numbers that tensors refer to."""
 
     key: str  # its name in the file
-    dtype: np.dtype
+    dtype: "np.dtype[Any]"
     numbers: int
 
 
@@ -75,10 +75,10 @@ TENSOR_SCHEMA = (COUNT, [COUNT], [COUNT])  # offset, shape and strides
 class _Unpickler(Unpickler):
     """Builds tensors and dicts."""
 
-    def is_known(self, named):
+    def is_known(self, named: Global) -> bool:
         return named in NAMES
 
-    def persistent_load(self, identifier):
+    def persistent_load(self, identifier: Any) -> Storage:
         """Return a storage: its kind, key, device and size; the legacy layout adds a view."""
         if not isinstance(identifier, tuple) or len(identifier) not in (5, 6):
             raise ValueError("the description of a storage is not a tuple of 5")
@@ -90,7 +90,7 @@ class _Unpickler(Unpickler):
             raise ValueError("a storage has no name or is a part of another")
         return Storage(key, STORAGES[kind], numbers)
 
-    def call(self, function, arguments):
+    def call(self, function: Global, arguments: Tuple[Any, ...]) -> Union[Dict[str, Any], Tensor]:
         if function == DICT and arguments == ():
             return {}
         if function != TENSOR or len(arguments) < 4 or not isinstance(arguments[0], Storage):
@@ -101,13 +101,13 @@ class _Unpickler(Unpickler):
         _check_extent(storage, offset, shape, strides)
         return Tensor(storage, offset, tuple(shape), tuple(strides))
 
-    def set_state(self, target, state):
+    def set_state(self, target: Any, state: Any) -> None:
         """Ignore the attributes of a dict: the versions of PyTorch's layers."""
         if not isinstance(target, dict):
             raise ValueError("it sets the state of an object that has none")
 
 
-def _check_extent(storage, offset, shape, strides) -> None:
+def _check_extent(storage: Storage, offset: int, shape: List[int], strides: List[int]) -> None:
     """Raise an error unless a tensor lies within its storage, and repeats no number of it."""
     if len(shape) != len(strides) or len(shape) > MAX_DIMENSIONS:
         raise ValueError(f"a tensor has {len(shape)} dimensions and {len(strides)} strides")
@@ -117,7 +117,7 @@ def _check_extent(storage, offset, shape, strides) -> None:
         raise ValueError(f"a tensor of {count} numbers lies outside its storage")
 
 
-def _read_zip(data: bytes) -> Dict[str, np.ndarray]:
+def _read_zip(data: bytes) -> Arrays:
     """Read a ZIP archive with the members NAME/data.pkl and NAME/data/KEY for each storage."""
     members = stored_members(data)
     pickled = next((name for name in members if name.endswith("/data.pkl")), None)
@@ -129,7 +129,7 @@ def _read_zip(data: bytes) -> Dict[str, np.ndarray]:
     return _arrays(_Unpickler(members[pickled]).load(), lambda key: members[f"{root}data/{key}"])
 
 
-def _read_legacy(data: bytes) -> Dict[str, np.ndarray]:
+def _read_legacy(data: bytes) -> Arrays:
     """Read five pickles, and then each storage: its size and its numbers."""
     stream = io.BytesIO(data)
     magic, version, system, content, keys = (_Unpickler(stream).load() for _ in range(5))
@@ -144,7 +144,7 @@ def _read_legacy(data: bytes) -> Dict[str, np.ndarray]:
     return _arrays(content, storages.__getitem__)
 
 
-def _next_storage(stream: BinaryIO, dtype: np.dtype) -> bytes:
+def _next_storage(stream: BinaryIO, dtype: "np.dtype[Any]") -> bytes:
     (numbers,) = struct.unpack("<q", stream.read(8))
     check(numbers, COUNT, "the size of a storage")
     return stream.read(numbers * dtype.itemsize)
@@ -160,16 +160,17 @@ def _tensors(content: Any) -> Dict[str, Tensor]:
     return content
 
 
-def _arrays(content: Any, storage: Callable[[str], bytes]) -> Dict[str, np.ndarray]:
-    arrays = {}
+def _arrays(content: Any, storage: Callable[[str], bytes]) -> Arrays:
+    arrays: Arrays = {}
     for name, tensor in _tensors(content).items():
         key, dtype, numbers = tensor.storage
         data = storage(key)
         if len(data) != numbers * dtype.itemsize:
             raise ValueError(f"the storage of {brief(name)} has {len(data)} bytes")
+        if not math.prod(tensor.shape):  # its offset may lie at the storage's end
+            arrays[name] = np.zeros(tensor.shape, dtype)
+            continue
         strides = tuple(stride * dtype.itemsize for stride in tensor.strides)
         start = tensor.offset * dtype.itemsize
-        if not math.prod(tensor.shape):  # its offset may lie at the storage's end
-            start, strides = 0, None
         arrays[name] = np.ndarray(tensor.shape, dtype, data, start, strides)
     return arrays

@@ -16,7 +16,7 @@ from gluon_amp.base.mxnet_internals import NumpySymbol, RNNLayer
 from gluon_amp.casting.arguments import arrays_in
 from gluon_amp.casting.parameters import contexts_of
 from gluon_amp.casting.tracing import TraceError, trace
-from gluon_amp.graph import op_table
+from gluon_amp.graph import Edge, op_table
 from gluon_amp.handover.heads import in_inference
 from gluon_amp.lowering import lower, regions
 from gluon_amp.lowering.typed_graph import TypedGraph
@@ -25,15 +25,6 @@ from gluon_amp.policy import Policy, cast_pass
 
 import mxnet as mx
 from mxnet import autograd, gluon
-
-# A tensor of a graph: its node and which output of it
-Edge = Tuple[int, int]
-
-RESHAPES = ("Reshape", "_np_reshape", "_npx_reshape")
-REGIONS = ("ROIPooling", "_contrib_ROIAlign")  # have rows of an image's number and corners second
-# Positions of the inputs that are indices, lengths, conditions or regions
-INDICES = {op: op_table.inputs("uncast", op) for op in op_table.named("uncast")}
-INDICES.update({**dict.fromkeys(REGIONS, (1,)), "one_hot": (0,)})
 
 
 class ShapeError(UsageError):
@@ -58,7 +49,7 @@ class Network(NamedTuple):
     @property
     def outputs(self) -> List[Edge]:
         """The edges that the net returns."""
-        return [tuple(entry[:2]) for entry in self.json["heads"]]
+        return list(map(graph.edge_of, self.json["heads"]))
 
     def path_of(self, i: int) -> str:
         """Return the path of the block that called a node; an empty one is the net itself."""
@@ -70,12 +61,7 @@ class Network(NamedTuple):
 
     def inputs_of(self, i: int) -> List[Edge]:
         """Return the edges that a node reads."""
-        return [tuple(entry[:2]) for entry in self.nodes[i]["inputs"]]
-
-    def edges(self) -> List[Edge]:
-        """Return every tensor that a node reads or the net returns, in topological order."""
-        read = (edge for i in range(len(self.nodes)) for edge in self.inputs_of(i))
-        return sorted({*read, *self.outputs})
+        return list(map(graph.edge_of, self.nodes[i]["inputs"]))
 
     def indices(self) -> Dict[str, bool]:
         """Return the inputs that are integers, or are read as indices, lengths or conditions.
@@ -87,12 +73,15 @@ class Network(NamedTuple):
         for i, node in enumerate(self.nodes):
             if node["name"] in self.inputs and node["op"] == "null":
                 origins[i] = node["name"]
-            for position, (source, *_) in enumerate(node["inputs"]):
+            for position, (source, _) in enumerate(self.inputs_of(i)):
                 name, op = origins.get(source), node["op"]
-                if name and op in (*op_table.named("moves"), *graph.CASTS):
+                regions = op_table.inputs("regions", op)
+                if name and (op_table.has("moves", op) or op in graph.CASTS):
                     origins[i] = name
-                elif name and position in INDICES.get(op, ()):
-                    found[name] = op in REGIONS
+                elif name and position in (*regions, *op_table.inputs("uncast", op)):
+                    found[name] = bool(regions)
+                elif name and op == "one_hot":
+                    found[name] = False
         return found
 
     def shapes(self, inputs: Dict[str, np.ndarray]) -> Dict[Edge, Tuple[int, ...]]:
@@ -101,7 +90,7 @@ class Network(NamedTuple):
         Raise `ShapeError` if the graph does not accept them, and `UsageError` if a shape depends on
         values.
         """
-        edges = self.edges()
+        edges = graph.edges_of(self.json)
         arrays = {**self.parameters, **inputs}
         symbol = self.symbol(edges)
         known = {name: arrays[name].shape for name in symbol.list_inputs() if name in arrays}
@@ -123,7 +112,7 @@ class Network(NamedTuple):
         shapes = dict(zip(edges, found))
         for i, node in enumerate(self.nodes):
             # MXNet infers the shape without the size, and the operator would end the process
-            if node["op"] in RESHAPES and (i, 0) in shapes:
+            if graph.classic(node["op"]) == "Reshape" and (i, 0) in shapes:
                 before, after = shapes[self.inputs_of(i)[0]], shapes[i, 0]
                 if np.prod(before) != np.prod(after):
                     raise ShapeError(f"{node['name']} reshapes {before} to {after}")
@@ -146,7 +135,7 @@ class Network(NamedTuple):
     ) -> List[np.ndarray]:
         """Return the values of some edges, or of the outputs, in inference."""
         values, symbol = {**self.parameters, **inputs}, self.symbol(edges)
-        dtypes = {name: dtype_name(value.dtype) for name, value in values.items()}
+        dtypes: Dict[str, object] = {name: dtype_name(x.dtype) for name, x in values.items()}
         if self.cast:
             symbol = lower(symbol, dtypes, "cpu")
         elif any(node["op"] == regions.ALIGN for node in self.nodes):

@@ -11,7 +11,8 @@ import numpy as np
 
 from gluon_amp import graph
 from gluon_amp.base.messages import UsageError
-from gluon_amp.handover.network import Edge, Network
+from gluon_amp.graph import Edge
+from gluon_amp.handover.network import Network
 
 # By how much each value is moved, relative to itself: 32 roundings of float32, as sums have many,
 # or sqrt(n) if a weight's sums have n terms; 4 of float16, whose products are summed in float32.
@@ -24,8 +25,7 @@ LEAST = {"float32": 2.0**-17, "float16": 2.0**-9}
 # Sums that read no weight, and the axes from which results have one error in common. Some programs
 # add n terms one by one, with an error of about sqrt(n) roundings (Higham and Mary, SIAM J. Sci.
 # Comput. 41(5), 2019). MXNet's InstanceNorm of 512 × 512 pixels is off by 2.6e-4 (measured).
-SUMS = {"InstanceNorm": 2, "GroupNorm": 2, "LayerNorm": -1}
-SUMS.update(dict.fromkeys(["Pooling", "mean", "_npi_mean"]))
+SUMS = {"InstanceNorm": 2, "GroupNorm": 2, "LayerNorm": -1, "Pooling": None, "mean": None}
 SUM_MOVED = 2 * 2.0**-24  # for each sqrt(n)
 # The weights of a resized image come from places in float32. These are off by half a rounding of
 # the input's side, and weigh neighbours that differ by up to twice the largest value.
@@ -64,28 +64,34 @@ def effect_of_rounding(
 
 def _with_noise(
     network: Network, inputs: Dict[str, np.ndarray], edges: Optional[Sequence[Edge]]
-) -> Tuple[Network, Optional[List[Edge]], Noise]:
+) -> Tuple[Network, Optional[Sequence[Edge]], Noise]:
     """Return a network that adds a variable to each sum, its edges, and the variables' sizes."""
-    out, noise = graph.Writer(), {}
-    sums = [(i, 0) for i, node in enumerate(network.nodes) if node["op"] in SUMS]
+    noise: Noise = {}
+    sums = [(i, 0) for i, node in enumerate(network.nodes) if graph.classic(node["op"]) in SUMS]
     results = dict(zip(sums, network.run(inputs, sums) if sums else ()))
     shapes = network.shapes(inputs) if sums else {}
-    for i, node in enumerate(network.nodes):
-        entry = out.copy(node, [out.remap(one) for one in node["inputs"]])
-        out.numbers.append(entry[0])
-        if (i, 0) in results:
-            result, axis = results[i, 0], SUMS[node["op"]]
-            before = shapes[tuple(node["inputs"][0][:2])]
-            terms = np.prod(before) / result.size if axis is None else np.prod(before[axis:])
-            roundings = max(before[2:]) if node["op"] == RESIZE else terms**0.5
-            shape = result.shape[:axis] + (1,) * (0 if axis is None else len(before[axis:]))
-            name = f"rounding{i}"
-            noise[name] = shape, SUM_MOVED * roundings * largest(result)
-            add = "_npi_add" if network.numpy else "broadcast_add"
-            variable = out.emit("null", name)
-            out.replaced[i, 0] = out.emit(add, f"rounded{i}", entry, variable)
-    edges = edges and [tuple(out.remap([*edge, 0])[:2]) for edge in edges]
-    return network._replace(json=out.graph(network.json)), edges, noise
+
+    def with_noise(
+        out: graph.Writer, i: int, node: graph.Json, entries: List[graph.Entry]
+    ) -> Optional[graph.Entry]:
+        if (i, 0) not in results:
+            return None
+        result, axis = results[i, 0], SUMS[graph.classic(node["op"])]
+        before = shapes[network.inputs_of(i)[0]]
+        terms = np.prod(before) / result.size if axis is None else np.prod(before[axis:])
+        roundings = max(before[2:]) if node["op"] == RESIZE else terms**0.5
+        shape = result.shape[:axis] + (1,) * (0 if axis is None else len(before[axis:]))
+        name = f"rounding{i}"
+        noise[name] = shape, float(SUM_MOVED * roundings * largest(result))
+        entry = out.copy(node, entries)
+        add = "_npi_add" if network.numpy else "broadcast_add"
+        out.replaced[i, 0] = out.emit(add, f"rounded{i}", entry, out.emit("null", name))
+        return entry
+
+    out = graph.Writer()
+    out.rewrite(network.json, with_noise)
+    moved = edges and [graph.edge_of(out.remap([*edge, 0])) for edge in edges]
+    return network._replace(json=out.graph(network.json)), moved, noise
 
 
 def _moved(

@@ -8,16 +8,25 @@ several fit, the first in the order of execution is tried, and then the others.
 """
 
 from itertools import permutations
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
 from gluon_amp.base.messages import first_few
-from gluon_amp.handover.network import Edge
+from gluon_amp.graph import Edge
 from gluon_amp.handover.rounding import distance
-from gluon_amp.handover.torch_uses import Layers, Source, Trial, Use, kind_of, neutral, stripped
+from gluon_amp.handover.torch_uses import (
+    NOWHERE,
+    Layers,
+    Source,
+    Trial,
+    Use,
+    kind_of,
+    neutral,
+    stripped,
+)
 
 ATTEMPTS = 50  # runs of the module without progress, where several uses fit
 
@@ -98,30 +107,19 @@ class Mismatch(Exception):  # noqa: N818
 
 
 class Run(TorchFunctionMode):
-    """Runs a module, and sees each function that reads its parameters.
+    """Runs a module, and sees each function that reads its parameters."""
 
-    With the layers of a network, each layer of the module gets the weights of one of them; `trail`
-    says which one where several fit.
-    """
-
-    def __init__(
-        self, module: torch.nn.Module, layers: Optional[Layers] = None, trail: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, module: torch.nn.Module) -> None:
         super().__init__()
-        self.module, self.layers, self.trail = module, layers, trail
-        self.owners = {}  # path of the module and name, by the id of the tensor
+        self.module = module
+        # Path of the module and name, by the id of the tensor
+        self.owners: Dict[int, Tuple[str, str]] = {}
         for path, child in module.named_modules():
             own = [*child.named_parameters(recurse=False), *child.named_buffers(recurse=False)]
             for name, tensor in own:
                 self.owners.setdefault(id(tensor), (path, name))
-        self.in_layers, self.elsewhere = set(), {}
-        self.choices: List[Tuple[int, int]] = []  # which one, of how many
-        self.left = layers.uses if layers else []
-        self.placed = set()  # names of the network's parameters
-        self.doubt = ""  # the first layer that several uses fit, in words
-        self.loaded: Dict[tuple, Tuple[Target, Source]] = {}
-        self.settings: Dict[str, Dict[str, float]] = {}  # of norms, by the path of a module
-        self._sorted: Dict[Edge, np.ndarray] = {}
+        self.in_layers: Set[int] = set()
+        self.elsewhere: Dict[int, torch.Tensor] = {}
 
     def __call__(self, arguments: Sequence[Any]) -> List[np.ndarray]:
         """Return the arrays that the module returns."""
@@ -148,6 +146,7 @@ class Run(TorchFunctionMode):
             kind, names = FUNCTIONS[name]
             arguments = {**dict(zip(names.split(), args)), **kwargs}
             if kind == "attention":
+                self.in_layers.update(id(x) for x in arguments.values() if self.knows(x))
                 return self.attend(func, arguments)
             needs = list(self.needs(kind, arguments))
             if needs:
@@ -172,8 +171,8 @@ class Run(TorchFunctionMode):
         elif "flat" in arguments:
             cells = arguments["layers"] * (1 + arguments["both"])
             names = CELLS[len(arguments["flat"]) // cells].split()
-            slots = [f"{name}_{k}" for k in range(cells) for name in names]
-            yield from self.need(kind, data, dict(zip(slots, arguments["flat"])))
+            places = [f"{name}_{k}" for k in range(cells) for name in names]
+            yield from self.need(kind, data, dict(zip(places, arguments["flat"])))
         elif "columns" in arguments:
             slots = {"weight": arguments["columns"], "bias": arguments.get("bias")}
             for need in self.need(kind, data, slots):
@@ -193,9 +192,33 @@ class Run(TorchFunctionMode):
     # ------------------------------------------------------------------ calls
 
     def layer(self, needs: List[Need], call: Callable) -> Any:
+        """Run a function that is a layer."""
+        return call()
+
+    def attend(self, func: Callable, arguments: Dict[str, Any]) -> Any:
+        """Run multi-head attention."""
+        return func(**arguments)
+
+
+class Matching(Run):
+    """A run in which each layer of the module gets the weights of one of a network's layers.
+
+    `trail` says which one where several fit.
+    """
+
+    def __init__(self, module: torch.nn.Module, layers: Layers, trail: Sequence[int]) -> None:
+        super().__init__(module)
+        self.layers, self.trail = layers, trail
+        self.choices: List[Tuple[int, int]] = []  # which one, of how many
+        self.left = layers.uses
+        self.placed: Set[str] = set()  # names of the network's parameters
+        self.doubt = ""  # the first layer that several uses fit, in words
+        self.loaded: Dict[tuple, Tuple[Target, Source]] = {}
+        self.settings: Dict[str, Dict[str, float]] = {}  # of norms, by the path of a module
+        self._sorted: Dict[Edge, np.ndarray] = {}
+
+    def layer(self, needs: List[Need], call: Callable) -> Any:
         """Run a function that is a layer, with the weights of the network."""
-        if self.layers is None:
-            return call()
         uses = [self.match(need) for need in needs]
         use, settings = uses[0], uses[0].settings if uses[0] else {}
         if settings:
@@ -215,9 +238,6 @@ class Run(TorchFunctionMode):
 
     def attend(self, func: Callable, arguments: Dict[str, Any]) -> Any:
         """Run multi-head attention: three products of its inputs, and one of the result."""
-        self.in_layers.update(id(x) for x in arguments.values() if self.knows(x))
-        if self.layers is None:
-            return func(**arguments)
         packed, biases = arguments["in_proj_weight"], arguments["in_proj_bias"]
         size, parts = len(arguments["out_proj_weight"]), []
         for k, name in enumerate(("query", "key", "value")):
@@ -228,7 +248,8 @@ class Run(TorchFunctionMode):
                 targets["bias"] = Target.of(biases, rows)
             parts.append(Need("dense", arguments[name], targets))
         if packed is not None and not self.options(parts[0])[0]:
-            parts = self.need("dense", arguments["query"], {"weight": packed, "bias": biases})
+            slots = {"weight": packed, "bias": biases}
+            parts = list(self.need("dense", arguments["query"], slots))
         for part in parts:
             self.match(part)
         # With an identity in the place of the last product, its input is returned.
@@ -276,7 +297,8 @@ class Run(TorchFunctionMode):
         """Load the weights of a use that fits; return it, or None if several were joined."""
         options, reasons = self.options(need)
         if not options:
-            return self.match_rows(need, reasons)
+            self.match_rows(need, reasons)
+            return None
         use = self.choose(options)
         if len(options) > 1 and not self.doubt:
             one, other = map(self.of_net, options[:2])
@@ -284,10 +306,10 @@ class Run(TorchFunctionMode):
         self.left = [one for one in self.left if one is not use]
         for slot in {**use.sources, **need.targets}:
             source, target = use.sources.get(slot), need.targets.get(slot)
-            if target is None:
+            if source is not None and target is None:
                 self.placed.update(self.layers.names[source.edge])
-            else:
-                source = source or Source(None, value=neutral(use.kind, slot))
+            elif target is not None:
+                source = source or Source(NOWHERE, value=neutral(use.kind, slot))
                 moves = self.columns(use, need) if slot == "weight" else ()
                 self.load(target, source.then(*moves))
         return use
@@ -329,16 +351,16 @@ class Run(TorchFunctionMode):
         """Return why a layer cannot have the weights of a use: rank, distance and reason."""
         for slot in {**use.sources, **need.targets}:
             source, target = use.sources.get(slot), need.targets.get(slot)
-            value = None if source is None else source.read(self.layers.values)
             without = neutral(use.kind, slot)
-            if value is not None and target is not None:
-                if stripped(value.shape) != stripped(target.shape):
-                    return 2, 0, f"whose {slot} has the shape {value.shape}"
-                if self.loaded.get(target.key, (None, source))[1].edge != source.edge:
+            if source is not None and target is not None:
+                shape = source.read(self.layers.values).shape
+                if stripped(shape) != stripped(target.shape):
+                    return 2, 0, f"whose {slot} has the shape {shape}"
+                if self.loaded.get(target.key, (target, source))[1].edge != source.edge:
                     return 1, 0, f"whose {slot} is not the one that the module's layers share"
             elif without is None:
                 return 2, 0, f"which has {'a' if target is None else 'no'} {slot}"
-            elif target is None and (value != without).any():
+            elif source is not None and (source.read(self.layers.values) != without).any():
                 return 1, 0, f"whose {slot} is not {without:g}, which the module's has to be"
         return None
 
@@ -390,14 +412,15 @@ class Run(TorchFunctionMode):
         return f"the net's {network.path_of(use.node) or node['name']} ({node['op']})"
 
 
-def matched(layers: Layers, first: Run, arguments: Sequence[Any]) -> Run:
+def matched(layers: Layers, first: Run, arguments: Sequence[Any]) -> Matching:
     """Load a network's parameters into a module after its first run; return the run that did it.
 
     Raise `Mismatch` if no choice of uses leads to the network's outputs.
     """
-    trail, best, failed = [], None, 0
+    trail: List[int] = []
+    best, failed = (-1, Mismatch()), 0  # the farthest run, and runs since then
     while failed < ATTEMPTS:
-        run = Run(first.module, layers, trail)
+        run = Matching(first.module, layers, trail)
         try:
             with torch.no_grad():
                 run.load_bare(first.bare())
@@ -409,7 +432,7 @@ def matched(layers: Layers, first: Run, arguments: Sequence[Any]) -> Run:
             return run
         except Mismatch as mismatch:
             failed += 1
-            if best is None or len(run.choices) > best[0]:
+            if len(run.choices) > best[0]:
                 best, failed = (len(run.choices), mismatch), 0
         taken = run.choices
         while taken and taken[-1][0] + 1 == taken[-1][1]:
@@ -425,10 +448,11 @@ def check_outputs(layers: Layers, outputs: List[np.ndarray]) -> None:
     if not outputs:
         raise Mismatch("the module returns no tensor")
     edges = layers.network.outputs
-    _compare(*([of[e] for e in edges] for of in (layers.values, layers.bounds)), outputs, "all")
+    values, bounds = [layers.values[e] for e in edges], [layers.bounds[e] for e in edges]
+    _compare(values, bounds, outputs, "all")
 
 
-def check_random(run: Run, trial: Trial, outputs: List[np.ndarray]) -> None:
+def check_random(run: Matching, trial: Trial, outputs: List[np.ndarray]) -> None:
     """Raise `Mismatch` unless these arrays are the network's outputs for random inputs."""
     try:
         _compare(trial.outputs, trial.bounds, outputs, "for the given inputs alone all")

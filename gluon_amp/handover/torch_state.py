@@ -10,8 +10,8 @@ import numpy as np
 from gluon_amp import graph
 from gluon_amp.base.messages import UsageError, first_few, reason_of
 from gluon_amp.casting.arguments import arrays_in, map_arrays
-from gluon_amp.graph import op_table
-from gluon_amp.handover.network import Edge, network_of
+from gluon_amp.graph import Edge, op_table
+from gluon_amp.handover.network import network_of
 from gluon_amp.handover.rounding import refuse_without_numbers
 from gluon_amp.handover.torch_uses import Layers, Source, layers_of, trial_of
 

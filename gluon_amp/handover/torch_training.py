@@ -6,8 +6,9 @@ import numpy as np
 
 from gluon_amp import graph
 from gluon_amp.base.messages import UsageError, first_few
-from gluon_amp.graph import op_table
+from gluon_amp.graph import Edge, op_table
 from gluon_amp.handover.torch_state import Handover, hand_over, pytorch
+from gluon_amp.handover.torch_uses import NOWHERE
 from gluon_amp.optimizer import masters
 from gluon_amp.trainer.loss_scale import DynamicLossScale, LossScale, NoLossScale
 
@@ -101,7 +102,7 @@ def torch_training_state(
     states = _states(handed, trained)
     state, entries = optimizer.state_dict(), {}
     for group, saved in zip(optimizer.param_groups, state["param_groups"]):
-        rates = {}
+        rates: Dict[tuple, List[str]] = {}
         for tensor, key in zip(group["params"], saved["params"]):
             name = names.get(id(tensor))
             if name is None:  # frozen, or it takes no part
@@ -118,8 +119,8 @@ def torch_training_state(
                 f"{function}: learning rate or weight decay of {first_few(others)} differs from "
                 "the others' of its group (lr_mult or wd_mult): give them a group of their own."
             )
-        for (rate,) in rates:
-            saved.update(_settings(trainer.optimizer, *rate, group, trained))
+        for ((rate, decay),) in rates:
+            saved.update(_settings(trainer.optimizer, rate, decay, group, trained))
     scale = getattr(trainer, "loss_scale", NoLossScale())
     return {"optimizer": {**state, "state": entries}, "scaler": _scaler(scale)}
 
@@ -171,14 +172,15 @@ def _trained(trainer) -> Trained:
 
 def _parameters(handed: Handover, name: str) -> List[str]:
     """Return the net's parameters from which a tensor is made."""
-    edges = [source.edge for source in handed.sources[name] if source.edge is not None]
-    return [one for edge in edges for one in handed.layers.names[edge]]
+    edges = [source.edge for source in handed.sources[name]]
+    return [one for edge in edges for one in handed.layers.names.get(edge, ())]
 
 
 def _names(handed, module, optimizer, trained, function) -> Dict[int, str]:
     """Return the names of the optimizer's tensors that are trained; check that both train them."""
     named = {id(tensor): name for name, tensor in module.named_parameters()}
-    found, edges = {}, {}
+    found: Dict[int, str] = {}
+    edges: Dict[Edge, str] = {}
     for tensor in (one for group in optimizer.param_groups for one in group["params"]):
         name = named.get(id(tensor))
         if name is None:
@@ -195,10 +197,8 @@ def _names(handed, module, optimizer, trained, function) -> Dict[int, str]:
                 "or leave it out of the optimizer."
             )
         found[id(tensor)] = name
-    left = set(trained.rates).difference(
-        p for name in found.values() for p in _parameters(handed, name)
-    )
-    left = sorted(left.intersection(handed.layers.network.parameters))
+    taken = {p for name in found.values() for p in _parameters(handed, name)}
+    left = sorted({*trained.rates} & {*handed.layers.network.parameters} - taken)
     if left:
         raise UsageError(
             f"{function}: {first_few(left)} of the net has no trained parameter in the optimizer: "
@@ -207,11 +207,11 @@ def _names(handed, module, optimizer, trained, function) -> Dict[int, str]:
     return found
 
 
-def _why_not_alike(handed: Handover, name: str, trained: Trained, edges: Dict[Any, str]) -> str:
+def _why_not_alike(handed: Handover, name: str, trained: Trained, edges: Dict[Edge, str]) -> str:
     """Return why a tensor has another gradient than the net's parameters, or an empty text."""
     nodes = handed.layers.network.nodes
     for source in handed.sources[name]:
-        if source.edge is None:
+        if source.edge == NOWHERE:
             return "the net has no such parameter"
         if source.value is not None:
             return "it is constant in the net"
@@ -266,11 +266,9 @@ def _scaler(scale: LossScale) -> Dict[str, Any]:
     """Return a loss scale as the state of a GradScaler."""
     if isinstance(scale, NoLossScale):
         return {}
-    dynamic = isinstance(scale, DynamicLossScale)
-    return {
-        "scale": scale.checked_scale(),
-        "growth_factor": scale.growth_factor if dynamic else 1.0,
-        "backoff_factor": scale.backoff_factor if dynamic else 1.0,
-        "growth_interval": scale.growth_interval if dynamic else GROWTH_INTERVAL,
-        "_growth_tracker": scale.finite_steps if dynamic else 0,
-    }
+    factors, growth = (1.0, 1.0), (GROWTH_INTERVAL, 0)
+    if isinstance(scale, DynamicLossScale):
+        factors = scale.growth_factor, scale.backoff_factor
+        growth = scale.growth_interval, scale.finite_steps
+    names = "scale growth_factor backoff_factor growth_interval _growth_tracker".split()
+    return dict(zip(names, (scale.checked_scale(), *factors, *growth)))

@@ -1,46 +1,45 @@
 """Where a net's graph uses its parameters: the layers for which those of PyTorch are matched."""
 
-import re
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
 from gluon_amp import graph
-from gluon_amp.handover.network import Edge, Network, run
+from gluon_amp.graph import Edge
+from gluon_amp.handover.network import Network, run
 from gluon_amp.handover.rounding import effect_of_rounding, like
 from gluon_amp.handover.to_onnx.parts import levels_of
 
 _ALL = "weight bias running_mean running_var"
-# The kind of each operator with parameters, and its inputs after the data, as PyTorch calls them.
-# Those of `mx.np` have the same names but for a prefix, underscores and capitals.
+# The kind of each operator with parameters, and its inputs after the data, as PyTorch calls them
 LAYERS = {
-    "batchnorm": ("batch_norm", _ALL),
-    "contribsyncbatchnorm": ("batch_norm", _ALL),
-    "convolution": ("conv", "weight bias"),
-    "deconvolution": ("conv_transpose", "weight bias"),
+    "BatchNorm": ("batch_norm", _ALL),
+    "_contrib_SyncBatchNorm": ("batch_norm", _ALL),
+    "Convolution": ("conv", "weight bias"),
+    "Deconvolution": ("conv_transpose", "weight bias"),
     "dot": ("dense", "weight"),
-    "embedding": ("embedding", "weight"),
-    "fullyconnected": ("dense", "weight bias"),
-    "groupnorm": ("group_norm", "weight bias"),
-    "instancenorm": ("instance_norm", "weight bias"),
-    "layernorm": ("layer_norm", "weight bias"),
-    "leakyrelu": ("prelu", "weight"),
-    "matmul": ("dense", "weight"),
-    "rnn": ("", ""),
+    "Embedding": ("embedding", "weight"),
+    "FullyConnected": ("dense", "weight bias"),
+    "GroupNorm": ("group_norm", "weight bias"),
+    "InstanceNorm": ("instance_norm", "weight bias"),
+    "LayerNorm": ("layer_norm", "weight bias"),
+    "LeakyReLU": ("prelu", "weight"),
+    "_npi_matmul": ("dense", "weight"),
+    "RNN": ("", ""),
 }
-_PREFIX = re.compile("^(_np_|_npi_|_npx_)|_")
 # MXNet's epsilons and momentum where a graph does not name them
 EPSILONS = {"batch_norm": 1e-3, "instance_norm": 1e-3, "group_norm": 1e-5, "layer_norm": 1e-5}
 MOMENTUM = 0.9
 NORMS_OF_SAMPLES = ("instance_norm", "group_norm", "layer_norm")
 
 Layout = Tuple[Tuple[str, Any], ...]  # methods of an array, each with its argument
+NOWHERE: Edge = (-1, 0)  # in place of an edge, for a tensor that the net does not have
 
 
 class Source(NamedTuple):
     """Where a tensor gets its values: from an edge of parameters, or a constant."""
 
-    edge: Optional[Edge]
+    edge: Edge
     layout: Layout = ()
     value: Optional[float] = None  # of all elements, whatever the edge holds
 
@@ -50,8 +49,8 @@ class Source(NamedTuple):
 
     def read(self, tensors: Dict[Edge, np.ndarray]) -> np.ndarray:
         """Return the values, from those of the edges."""
-        if self.edge is None:
-            return np.float32(self.value)
+        if self.edge == NOWHERE:
+            return np.array(self.value, np.float32)
         array = tensors[self.edge]
         for method, argument in self.layout:
             array = getattr(array, method)(argument)
@@ -145,18 +144,18 @@ def layers_of(network: Network) -> Layers:
     names = _names(network)
     shapes = network.shapes(network.inputs)
     uses = list(_uses(network, names, shapes))
-    data = {edge for use in uses for edge in (use.input, use.output) if edge is not None}
-    data = sorted({*data, *network.outputs})
-    values = network.run(network.inputs, data)
+    read = {edge for use in uses for edge in (use.input, use.output) if edge is not None}
+    data = sorted({*read, *network.outputs})
+    values = dict(zip(data, network.run(network.inputs, data)))
     bounds = dict(zip(data, effect_of_rounding(network, network.inputs, data)))
-    values = {**dict(zip(data, values)), **_tensors(network, names, network.parameters)}
+    values.update(_tensors(network, names, network.parameters))
     return Layers(network, uses, names, values, bounds)
 
 
 def _names(network: Network) -> Dict[Edge, List[str]]:
     """Return the parameters that an edge depends on, if it depends on parameters alone."""
     found: Dict[Edge, List[str]] = {}
-    for edge in network.edges():
+    for edge in graph.edges_of(network.json):
         node, inputs = network.nodes[edge[0]], network.inputs_of(edge[0])
         if node["name"] in network.parameters and node["op"] == "null":
             found[edge] = [node["name"]]
@@ -174,17 +173,17 @@ def _tensors(network, names, parameters) -> Dict[Edge, np.ndarray]:
 
 def _uses(network: Network, names, shapes) -> Iterator[Use]:
     for i, node in enumerate(network.nodes):
-        op, inputs = _PREFIX.sub("", node["op"]).lower(), network.inputs_of(i)
+        op, inputs = graph.classic(node["op"]), network.inputs_of(i)
         if op not in LAYERS or len(inputs) < 2 or inputs[1] not in names:
             continue
         kind, slots = LAYERS[op]
         attrs = node["attrs"]
-        if op == "rnn":
+        if op == "RNN":
             yield from _recurrent(network, i, inputs)
             continue
         read = (edge for edge in inputs[1:] if edge in names)
         sources = {slot: Source(edge) for slot, edge in zip(slots.split(), read)}
-        if op in ("dot", "matmul") and not graph.flag(attrs, "transpose_b"):
+        if op in ("dot", "_npi_matmul") and not graph.flag(attrs, "transpose_b"):
             sources["weight"] = Source(inputs[1], (("transpose", (1, 0)),))
         if kind == "batch_norm" and graph.flag(attrs, "fix_gamma", True):
             sources["weight"] = sources["weight"]._replace(value=1.0)
@@ -193,10 +192,10 @@ def _uses(network: Network, names, shapes) -> Iterator[Use]:
             sources = {k: Source(s.edge, (("repeat", times),)) for k, s in sources.items()}
         settings = {}
         if kind in EPSILONS:
-            settings["eps"] = float(attrs.get("eps", EPSILONS[kind]))
+            settings["eps"] = graph.number(attrs, "eps", EPSILONS[kind])
         if kind == "batch_norm":
-            settings["momentum"] = round(1 - float(attrs.get("momentum", MOMENTUM)), 12)
-        flat = op == "fullyconnected" and graph.flag(attrs, "flatten", True)
+            settings["momentum"] = round(1 - graph.number(attrs, "momentum", MOMENTUM), 12)
+        flat = op == "FullyConnected" and graph.flag(attrs, "flatten", True)
         before = _flattened(network, inputs[0], shapes, flat)
         kind = kind_of(kind, shapes[inputs[1]])
         use = Use(i, kind, inputs[0], sources, settings, (i, 0), before)
@@ -211,7 +210,7 @@ def _flattened(network: Network, edge: Edge, shapes, flat: bool) -> Optional[Tup
         return shape[1:]
     inputs = network.inputs_of(edge[0])
     before = shapes[inputs[0]] if len(inputs) == 1 else ()
-    whole = len(before) > 2 and shape == (before[0], int(np.prod(before[1:])))
+    whole = len(before) > 2 and shape == (*before[:1], int(np.prod(before[1:])))
     return before[1:] if whole else None
 
 
@@ -237,7 +236,7 @@ def _recurrent(network: Network, i: int, inputs: List[Edge]) -> Iterator[Use]:
     """Yield the use of a fused layer: MXNet has all weights first, and the gates as PyTorch."""
     attrs = network.nodes[i]["attrs"]
     edges = _variables(network, inputs[1])
-    cells = int(attrs["num_layers"]) * (1 + graph.flag(attrs, "bidirectional"))
+    cells = graph.integer(attrs, "num_layers") * (1 + graph.flag(attrs, "bidirectional"))
     if len(edges) < 4 * cells:  # a vector of all, as Module's cells have it
         return
     weights, biases = edges[: -2 * cells], edges[-2 * cells :]

@@ -67,7 +67,7 @@ def sums(op: str, policy: Policy, ctx: mx.Context) -> List[np.ndarray]:
     symbol = getattr(mx.sym, op)(mx.sym.var("left"), mx.sym.var("right"), **attributes)
     dtypes = {"left": "float16", "right": "float16"}
     cast = cast_pass.apply(symbol, policy.pin(ops=[op], dtype="float16"), dtypes)
-    lowered = lower(cast, dtypes, ctx.device_type)
+    lowered = lower(cast, {**dtypes}, ctx.device_type)
     run = nd.CachedOp(lowered)
     arrays = {"right": nd.ones(right_shape, ctx=ctx, dtype="float16")}
     results = []

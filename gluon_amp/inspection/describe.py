@@ -179,23 +179,23 @@ def _rows(traced: Graph) -> Iterator[Row]:
         why = f"{where}cannot be traced: {reason}"
         yield Row(traced.path, "", PYTHON, dtype, dtype, dtypes, why)
     elif binding is not None:
-        yield from (_row(node, binding.policy) for node in binding.nodes)
+        yield from (_row(node, binding.policy) for node in traced.nodes)
     else:
-        nodes, _, dtypes = traced.first_outputs()
-        real = {node["name"]: dtype for node, dtype in zip(nodes, dtypes) if "float" in str(dtype)}
+        nodes, _, inferred = traced.first_outputs()
+        real = {n["name"]: found for n, found in zip(nodes, inferred) if "float" in str(found)}
         low = any("float16" in node.params.values() for node in traced.nodes)
         for node in traced.nodes:
             unknown = next(iter(node.params.values()), None if low else node.dtype)
-            dtype = real.get(node.name, unknown)
-            yield _row(node._replace(dtype=dtype, gradient_dtype=dtype), Policy())
+            own = real.get(node.name, unknown)
+            yield _row(node._replace(dtype=own, gradient_dtype=own), Policy())
 
 
 def _row(node: Node, policy: Policy) -> Row:
     kind, reason, pinned = node.decision.kind, node.decision.reason, node.decision.pinned
-    dtypes = (dtype or "as fed" for dtype in (node.dtype, node.gradient_dtype))
+    dtype, of_gradient = node.dtype or "as fed", node.gradient_dtype or "as fed"
     if kind == "uncast":
-        dtypes = "none", "none"
+        dtype = of_gradient = "none"
     elif node.op in cast_pass.NATIVELY_MIXED:
-        dtypes = "float32", "float32"  # whatever it reads and returns
-    overridden = pinned or (not policy.is_float32 and kind in ("float32", "norm"))
-    return Row(node.block, node.name, node.op, *dtypes, node.params, reason if overridden else "")
+        dtype = of_gradient = "float32"  # whatever it reads and returns
+    why = reason if pinned or (not policy.is_float32 and kind in ("float32", "norm")) else ""
+    return Row(node.block, node.name, node.op, dtype, of_gradient, node.params, why)

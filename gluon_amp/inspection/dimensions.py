@@ -7,16 +7,12 @@ Core Requirements" in NVIDIA's Matrix Multiplication Background User's Guide).
 
 from typing import Iterator, List, NamedTuple
 
-from gluon_amp.graph import flag
+from gluon_amp.graph import flag, integer, op_table
 from gluon_amp.inspection.findings import Finding
 from gluon_amp.inspection.operators import Operator, is_known
 
 MULTIPLE = 8  # of float16 numbers, which are 16 bytes
 IMAGE_CHANNELS = 3
-
-# apache/mxnet 17665; see `op_table`
-WITHOUT_TENSOR_CORES = ("dot", "_np_dot", "_npi_tensordot", "_npi_tensordot_int_axes")
-
 
 # role of a dimension: the fix, with `more` for the next multiple of 8 and `rest` for the difference
 FIXES = {
@@ -40,14 +36,16 @@ class Dimension(NamedTuple):
 
 def dimension_findings(operators: List[Operator]) -> Iterator[Finding]:
     """Yield what `check` finds in the float16 products of a graph."""
-    products = [operator for operator in operators if operator.op in DIMENSIONS]
+    slow = op_table.named("no_tensor_cores")
+    products = [operator for operator in operators if operator.op in (*DIMENSIONS, *slow)]
     for product in products:
         block, op = product.block, product.op
-        if product.in_float16 and op in WITHOUT_TENSOR_CORES:
+        if product.in_float16 and op in slow:
             problem = f"{op} does not run on Tensor Cores, as its kernel is cublasSgemmEx"
             fix = "use FullyConnected for a product with a weight, or leave it where it is small"
             yield Finding("kernel", block, problem, fix)
-        for size, use, role in DIMENSIONS[op](product) if product.in_float16 else ():
+        of_product = DIMENSIONS[op](product) if product.in_float16 and op in DIMENSIONS else ()
+        for size, use, role in of_product:
             rest = -size % MULTIPLE
             if rest:
                 role = "head" if role == "outputs" and product is products[-1] else role
@@ -61,7 +59,7 @@ def dimension_findings(operators: List[Operator]) -> Iterator[Finding]:
 
 def _convolution(operator: Operator) -> List[Dimension]:
     """Return the channels that one group reads and gives; the weight is (O, C / groups, ...)."""
-    weight, groups = operator.shapes[1], int(operator.attributes.get("num_group", 1))
+    weight, groups = operator.shapes[1], integer(operator.attributes, "num_group", 1)
     if len(weight) < 2:
         return []
     if operator.op == "Deconvolution":  # its weight is (C, O / groups, ...)
@@ -91,7 +89,7 @@ def _fully_connected(operator: Operator) -> List[Dimension]:
 
 
 def _rnn(operator: Operator) -> List[Dimension]:
-    units, data = int(operator.attributes["state_size"]), operator.shapes[0]
+    units, data = integer(operator.attributes, "state_size"), operator.shapes[0]
     dimensions = [Dimension(units, f"has {units} units", "outputs")]
     if len(data) == 3 and is_known(data):
         _, batch, features = data
@@ -106,5 +104,4 @@ DIMENSIONS = {
     "Deconvolution": _convolution,
     "FullyConnected": _fully_connected,
     "RNN": _rnn,
-    **dict.fromkeys(WITHOUT_TENSOR_CORES, lambda operator: []),
 }

@@ -4,7 +4,7 @@ from collections import defaultdict
 from typing import Dict, Iterator, List, Tuple
 
 from gluon_amp.casting.binding import binding_of
-from gluon_amp.graph import edge_dtypes, op_table, to_json
+from gluon_amp.graph import edge_dtypes, op_table, own_operators, to_json
 from gluon_amp.inspection.findings import Finding
 from gluon_amp.inspection.operators import variable_dtypes
 from gluon_amp.lowering import lower
@@ -13,7 +13,7 @@ import mxnet as mx
 from mxnet import gluon
 
 # Beginnings of the names of operators that exist on a CPU only: ours, and oneDNN's subgraphs
-CPU_ONLY = ("_gluon_amp_", "_sg_mkldnn_")
+CPU_ONLY = (own_operators.PREFIX, "_sg_mkldnn_")
 
 
 Problem = Tuple[str, str, str]  # name and operator of a node, and what is wrong with it
@@ -57,10 +57,12 @@ def gpu_findings(path: str, block: gluon.HybridBlock) -> Iterator[Finding]:
         return
     if binding.policy.accumulate_dtype == "float16":  # which only the emulation does
         return
+    if binding.graph is None:
+        return
     inputs, symbol = binding.graph
     dtypes = variable_dtypes(block, (variable.name for variable in inputs))
-    paths = {node.name: node.block for node in binding.nodes}
-    for name, op, problem in gpu_problems(symbol, dtypes):
+    paths = {node.name: node.block for node in binding.nodes or ()}
+    for name, op, problem in gpu_problems(symbol, {**dtypes}):
         fix = f"keep it in float32, as in policy.pin(ops=[{op!r}])"
         problem = f"{op}: {problem}, so a GPU may fail there"
         yield Finding("kernel", paths.get(name, path), problem, fix)

@@ -24,7 +24,6 @@ FLOATS = ("float32", *cast_pass.LOW_PRECISION)  # dtypes of the tensors that are
 FOR_LOW_PRECISION = ("__dtype__", *graph.OWN_ATTRS)
 LOSS = "loss"  # the path of the loss function, which is in no block
 
-Tensor = Tuple[int, int]  # numbers of a node and of its output
 Input = Tuple[int, int]  # numbers of a node and of its input
 
 
@@ -81,16 +80,17 @@ class CallGraph:
     """The graph that one call of a block ran, and the arrays that it read, as those of `mx.nd`."""
 
     def __init__(self, call: Call, parameters: Dict[str, gluon.Parameter]) -> None:
-        inputs, self.symbol = call.graph
+        assert call.graph is not None
+        self.inputs, self.symbol = call.graph
         self.json = graph.to_json(self.symbol)
         self.nodes = self.json["nodes"]
         self.context = call.device
-        self.arrays = {symbol.name: array for symbol, array in zip(inputs, call.inputs)}
+        self.arrays = {symbol.name: x for symbol, x in zip(self.inputs, call.inputs)}
         for name in set(self.symbol.list_inputs()) - set(self.arrays):
             self.arrays[name] = parameters[name].data(self.context)
         self.arrays = {name: array.as_nd_ndarray() for name, array in self.arrays.items()}
         dtypes = {name: array.dtype for name, array in self.arrays.items()}
-        self.dtypes = graph.edge_dtypes(self.json, dtypes)  # by Tensor
+        self.dtypes = graph.edge_dtypes(self.json, dtypes)  # by tensor
         self.block_of = _block_paths(call, self.nodes)
 
     def first_overflow(self) -> Optional[Site]:
@@ -102,7 +102,7 @@ class CallGraph:
                 continue
             is_cast = node["op"] in graph.CASTS
             place = self._reader(i) if is_cast else i
-            data = [tensors[tuple(entry[:2])] for entry in node["inputs"][:1]]
+            data = [tensors[graph.edge_of(entry)] for entry in node["inputs"][:1]]
             in_float32 = not is_cast and self._overflows_in_float32([[i, output]])
             return self._site(place, (i, 0), data, in_float32, is_cast)
         return None
@@ -127,12 +127,7 @@ class CallGraph:
     ) -> bool:
         """Return whether tensors, or the gradients of variables, overflow without any cast."""
         plain = graph.Writer()
-        for i, node in enumerate(self.nodes):
-            attrs = {k: v for k, v in node["attrs"].items() if k not in FOR_LOW_PRECISION}
-            inputs = [plain.remap(entry) for entry in node["inputs"]]
-            plain.numbers.append(plain.copy({**node, "attrs": attrs}, inputs)[0])
-            if node["op"] == "amp_cast":
-                plain.replaced[i, 0] = inputs[0]
+        plain.rewrite(self.json, _without_casts)
         symbol = graph.from_json(plain.graph({**self.json, "heads": heads}))
         wide = {
             name: array.astype("float32")
@@ -149,13 +144,13 @@ class CallGraph:
         return not all(map(is_finite, results))
 
     def _site(
-        self, i: int, tensor: Tensor, read: list, in_float32: bool, is_cast: bool = False
+        self, i: int, tensor: graph.Edge, read: list, in_float32: bool, is_cast: bool = False
     ) -> Site:
         """Return the site of an operator that read arrays and computes in the dtype of a tensor."""
         dtype, op = self.dtypes.get(tensor, "float32"), self.nodes[i]["op"]
         return Site(self.block_of(i), op, dtype, value_range(*read), is_cast, in_float32)
 
-    def _overflowing(self, i: int) -> Tuple[int, Tensor]:
+    def _overflowing(self, i: int) -> Tuple[int, graph.Edge]:
         """Return the operator that node `i` stands for, and the tensor that has its dtype.
 
         The gradient of a cast overflows because it does not fit the dtype of the cast's input. So
@@ -164,7 +159,7 @@ class CallGraph:
         node = self.nodes[i]
         if node["op"] not in graph.CASTS:
             return i, (i, 0)
-        source = tuple(node["inputs"][0][:2])
+        source = graph.edge_of(node["inputs"][0])
         if self.nodes[source[0]]["op"] == "null":
             return self._reader(i), (i, 0)
         return source[0], source
@@ -176,7 +171,7 @@ class CallGraph:
                 return self._reader(k) if node["op"] in graph.CASTS else k
         return i
 
-    def evaluate(self) -> Dict[Tensor, nd.NDArray]:
+    def evaluate(self) -> Dict[graph.Edge, nd.NDArray]:
         """Return every tensor of the graph."""
         tensors = {
             (i, 0): self.arrays[node["name"]]
@@ -192,7 +187,7 @@ class CallGraph:
 
     def sent_gradients(
         self,
-        tensors: Dict[Tensor, nd.NDArray],
+        tensors: Dict[graph.Edge, nd.NDArray],
         head_gradients: List[nd.NDArray],
         places: Optional[Container[Input]] = None,
     ) -> Dict[Input, nd.NDArray]:
@@ -205,7 +200,7 @@ class CallGraph:
             return {}
         zeros = {}
         for (i, k), name in probes.items():
-            tensor = tuple(self.nodes[i]["inputs"][k][:2])
+            tensor = graph.edge_of(self.nodes[i]["inputs"][k])
             zeros[name] = nd.zeros(tensors[tensor].shape, ctx=self.context, dtype="float32")
             zeros[name].attach_grad()
         with autograd.record():
@@ -221,24 +216,23 @@ class CallGraph:
         Every probe is a float32 variable. It is cast to the dtype of the input, so that its
         gradient is read in float32.
         """
-        written_in_forward = set(self.symbol.list_auxiliary_states())
-        writer = graph.Writer()
-        probes = {}
-        for i, node in enumerate(self.nodes):
-            inputs = []
-            for k, (source, output, *_) in enumerate(node["inputs"]):
-                entry = writer.remap(node["inputs"][k])
-                dtype = self.dtypes[source, output]
-                is_state = self.nodes[source]["name"] in written_in_forward
-                is_wanted = places is None or (i, k) in places
-                if is_wanted and dtype in FLOATS and not is_state:
+        states = set(self.symbol.list_auxiliary_states())
+        probes: Dict[Input, str] = {}
+
+        def with_probes(
+            out: graph.Writer, i: int, node: graph.Json, inputs: List[graph.Entry]
+        ) -> None:
+            for k, source in enumerate(map(graph.edge_of, node["inputs"])):
+                dtype, is_wanted = self.dtypes[source], places is None or (i, k) in places
+                if is_wanted and dtype in FLOATS and self.nodes[source[0]]["name"] not in states:
                     name = probes[i, k] = f"_probe_{i}_{k}"
-                    zero = writer.emit("null", name)
+                    zero = out.emit("null", name)
                     if dtype != "float32":
-                        zero = writer.emit("amp_cast", f"{name}_cast", zero, dtype=dtype)
-                    entry = writer.emit("elemwise_add", f"{name}_sum", entry, zero)
-                inputs.append(entry)
-            writer.numbers.append(writer.copy(node, inputs)[0])
+                        zero = out.emit("amp_cast", f"{name}_cast", zero, dtype=dtype)
+                    inputs[k] = out.emit("elemwise_add", f"{name}_sum", inputs[k], zero)
+
+        writer = graph.Writer()
+        writer.rewrite(self.json, with_probes)
         return graph.from_json(writer.graph(self.json)), probes
 
     def _run(
@@ -255,6 +249,16 @@ class CallGraph:
         return outputs if isinstance(outputs, list) else [outputs]
 
 
+def _without_casts(
+    out: graph.Writer, i: int, node: graph.Json, inputs: List[graph.Entry]
+) -> graph.Entry:
+    """Write an operator as in a graph that was not cast."""
+    if node["op"] == "amp_cast":
+        return inputs[0]
+    attrs = {k: v for k, v in node["attrs"].items() if k not in FOR_LOW_PRECISION}
+    return out.copy({**node, "attrs": attrs}, inputs)
+
+
 def graphs_of(replay: Replay) -> Iterator[CallGraph]:
     """Yield the graph of each call of a replay that ran one."""
     return (CallGraph(call, replay.parameters) for call in replay.calls if call.graph)
@@ -264,7 +268,7 @@ def _block_paths(call: Call, nodes: List[dict]) -> Callable[[int], str]:
     """Return a function that maps a node's number to the path of its block."""
     binding = binding_of(call.block)
     if binding is not None:
-        paths = {node.name: node.block for node in binding.nodes}
+        paths = {node.name: node.block for node in binding.nodes or ()}
         return lambda i: paths.get(nodes[i]["name"], call.path)
     blocks = list(named_blocks(call.block, call.path))
 

@@ -6,6 +6,7 @@ float16 already, and a net that casts its indices itself, or counts in float16.
 
 from typing import Callable, Dict, Iterator, List, NamedTuple, Optional
 
+from gluon_amp import graph
 from gluon_amp.base.formats import FORMATS
 from gluon_amp.inspection.findings import Finding
 from gluon_amp.inspection.operators import Operator, is_known
@@ -27,7 +28,7 @@ class Index(NamedTuple):
 
     position: int
     name: str
-    count: Count
+    count_of: Count
 
 
 def index_findings(operators: List[Operator]) -> Iterator[Finding]:
@@ -35,10 +36,11 @@ def index_findings(operators: List[Operator]) -> Iterator[Finding]:
     for operator in operators:
         if operator.op in READ:
             index = READ[operator.op]
-            dtypes = set().union(*operator.dtypes[index.position : index.position + 1])
-            yield from _findings(operator, f"reads {index.name}", dtypes, index.count)
+            some = operator.dtypes[index.position : index.position + 1]
+            dtypes = {dtype for each in some for dtype in each}
+            yield from _findings(operator, f"reads {index.name}", dtypes, index.count_of)
         if operator.op in RETURNED:
-            dtypes = {operator.output_dtype}
+            dtypes = {operator.output_dtype or ""}
             yield from _findings(operator, "returns indices", dtypes, RETURNED[operator.op])
 
 
@@ -58,16 +60,16 @@ def _findings(operator: Operator, use: str, dtypes: set, count_of: Count) -> Ite
 
 
 def _attribute(name: str) -> Count:
-    return lambda operator: int(operator.attributes[name])
+    return lambda operator: graph.integer(operator.attributes, name)
 
 
 def _dimension(axis: int) -> Count:
     """Return a function for the size of the first input along its `axis`, with this default."""
 
     def size(operator: Operator) -> Optional[int]:
-        shape = operator.shapes[0]
-        text = operator.attributes.get("axis", str(axis))
-        return shape[int(text)] if is_known(shape) and text != "None" else None
+        shape, flat = operator.shapes[0], operator.attributes.get("axis") == "None"
+        known = is_known(shape) and not flat
+        return shape[graph.integer(operator.attributes, "axis", axis)] if known else None
 
     return size
 
@@ -78,8 +80,7 @@ def _largest(operator: Operator) -> Optional[int]:
 
 
 def _stop(operator: Operator) -> Optional[int]:
-    limits = [operator.attributes.get(name, "None") for name in ("start", "stop")]
-    return int(max(abs(float(limit)) for limit in limits if limit != "None"))
+    return int(max(abs(graph.number(operator.attributes, name)) for name in ("start", "stop")))
 
 
 READ: Dict[str, Index] = {

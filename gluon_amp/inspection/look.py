@@ -1,37 +1,23 @@
-"""One look at a training step: the tensors of each layer, and what formats would do to them.
+"""What a tensor of a training is, and what formats would do to it; the gradients of parameters.
 
-Gradients of parameters are read from their buffers. The other tensors come from calls that were
-recorded during the step (`replay`): each is run again, with a probe before each layer.
+These are read from their buffers. `sampler` has the other tensors of a step.
 """
 
-from collections import defaultdict
 from itertools import chain
-from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, Iterable, Iterator, NamedTuple, Set, Tuple
 
 import numpy as np
 
-from gluon_amp import graph
-from gluon_amp.base import registry
 from gluon_amp.base.formats import FORMATS
 from gluon_amp.casting.binding import binding_of
 from gluon_amp.casting.parameters import dtype_of
 from gluon_amp.casting.statistics import arrays_of
-from gluon_amp.casting.tracing import TraceError, named_blocks
-from gluon_amp.graph import op_table
+from gluon_amp.casting.tracing import named_blocks
 from gluon_amp.inspection.format_effects import Effect, effect_of
-from gluon_amp.inspection.graph_search import FLOATS, CallGraph, Input, Tensor
-from gluon_amp.inspection.operators import contains_cast, graph_of
-from gluon_amp.inspection.replay import Call
 from gluon_amp.optimizer.arrays import dense_part
 from gluon_amp.optimizer.base import cast
 
-from mxnet import gluon, nd
-
-ELEMENTS = 2**20  # of an activation or its gradient that are looked at, evenly spaced
-
-# Operators that draw random numbers, whose state MXNet can neither return nor restore, and Python
-# code that may draw some
-RANDOM = {*op_table.named("random"), "Custom"}
+from mxnet import gluon
 
 
 class Row(NamedTuple):
@@ -50,6 +36,9 @@ class Row(NamedTuple):
     zero: float  # share of the elements that are exactly 0
     loss_scale: float  # that gradients are multiplied by; 1 in the forward direction
     formats: Dict[str, Effect]  # by the name of a format
+
+
+Place = Tuple[int, str, str, str, str, int]  # the first fields of a row
 
 
 def weight_gradients(
@@ -75,120 +64,11 @@ def weight_gradients(
         layer, tensor = places.get(parameter.name, ("", parameter.name))
         dtype = "float16" if float16 else "float32"
         place = (step, layer, "weight_gradient", tensor, dtype, size)
-        yield parameter, _row(place, values, size, loss_scale, formats)
+        yield parameter, row_of(place, values, size, loss_scale, formats)
 
 
-def activations(
-    net: gluon.Block, calls: List[Call], formats: Iterable[str], loss_scale: float, step: int
-) -> Iterator[Row]:
-    """Yield rows of the outputs of each layer and of the gradients of its data.
-
-    Dropout drops nothing here, as other random numbers would follow in the training otherwise.
-    """
-    parameters = {p.name: p for p in net.collect_params().values()}
-    tensors: Dict[Tuple[str, str], List[Tuple[str, np.ndarray]]] = defaultdict(list)
-    for number, call in enumerate(calls):
-        tensors_of_call = _tensors_of(call, CallGraph(call, parameters), is_first=number == 0)
-        for layer, direction, dtype, array in tensors_of_call:
-            tensors[layer, direction].append((dtype, array.asnumpy().ravel()))
-    for (layer, direction), found in tensors.items():
-        dtypes, arrays = zip(*found)
-        values = np.concatenate(arrays)
-        # An odd distance, so that it visits all channels of an even number.
-        read = values[:: -(-values.size // ELEMENTS) | 1]
-        dtype = "+".join(sorted(set(dtypes)))
-        tensor, scale = ("output", 1.0) if direction == "forward" else ("data", loss_scale)
-        place = (step, layer, direction, tensor, dtype, values.size)
-        yield _row(place, read, read.size, scale, formats)
-
-
-def graph_without_randomness(path: str, block: gluon.Block, arguments: tuple) -> Optional[tuple]:
-    """Return inputs and symbol of a block's graph, or None if it has none that can be repeated."""
-    try:
-        found = None if contains_cast(block) else graph_of(path, block, arguments)
-    except TraceError:
-        return None
-    if found is None:
-        return None
-    inputs, symbol = found
-    json = graph.to_json(symbol)
-    return (inputs, graph.from_json(json, like=symbol)) if _derandomize(json) else None
-
-
-def _derandomize(json: dict) -> bool:
-    """Change a graph so that it draws no random numbers and waits for no other device, if it can.
-
-    Return whether that is so.
-    """
-    for node in json["nodes"]:
-        op, attrs = registry.canonical(node["op"]), node["attrs"]
-        if op == "Dropout":
-            kept = {name: value for name, value in attrs.items() if name.startswith("__")}
-            node.update(op="_copy", attrs=kept)
-        elif op == "RNN":
-            attrs["p"] = "0"
-        elif op == "_contrib_SyncBatchNorm":
-            attrs.update(ndev="1", key=f"{attrs['key']}_watched")
-        elif op in RANDOM or attrs.get("act_type") == "rrelu":
-            return False
-        if not all(map(_derandomize, node.get("subgraphs", ()))):
-            return False
-    return True
-
-
-def _tensors_of(
-    call: Call, ran: CallGraph, is_first: bool
-) -> Iterator[Tuple[str, str, str, nd.NDArray]]:
-    """Yield layer, direction, dtype and array of each tensor of a call between two layers.
-
-    Layers are the blocks that contain an operator of their own.
-    """
-    # Training computes no gradient of the data of the first call.
-    outputs, places = _borders(ran, set() if is_first else {one.name for one in call.graph[0]})
-    values = ran.evaluate()
-    for tensor, layer in outputs.items():
-        if ran.dtypes[tensor] in FLOATS:
-            yield layer, "forward", ran.dtypes[tensor], values[tensor]
-    heads = [head.as_nd_ndarray() for head in call.output_gradients()]
-    for (i, k), array in ran.sent_gradients(values, heads, places).items():
-        tensor = tuple(ran.nodes[i]["inputs"][k][:2])
-        yield places[i, k], "data_gradient", ran.dtypes[tensor], array
-
-
-def _borders(ran: CallGraph, data: Set[str]) -> Tuple[Dict[Tensor, str], Dict[Input, str]]:
-    """Return the tensors that leave a layer, and the inputs by which others enter one.
-
-    Of the variables, those in `data` do.
-    """
-    outputs: Dict[Tensor, str] = {}
-    places: Dict[Input, str] = {}
-    is_source = [not node["inputs"] for node in ran.nodes]  # variables and constants
-
-    def source_of(entry: list) -> Tensor:
-        node = ran.nodes[entry[0]]
-        return source_of(node["inputs"][0]) if node["op"] in graph.CASTS else (entry[0], entry[1])
-
-    for i, node in enumerate(ran.nodes):
-        if is_source[i] or node["op"] in graph.CASTS:
-            continue
-        layer = ran.block_of(i)
-        for k, entry in enumerate(node["inputs"]):
-            source = source_of(entry)
-            if is_source[source[0]]:
-                if ran.nodes[source[0]]["name"] in data:
-                    places[i, k] = layer
-            elif ran.block_of(source[0]) != layer:
-                outputs[source] = ran.block_of(source[0])
-                places[i, k] = layer
-    for entry in ran.json["heads"]:
-        source = source_of(entry)
-        if not is_source[source[0]]:
-            outputs[source] = ran.block_of(source[0])
-    return outputs, places
-
-
-def _row(
-    place: tuple, values: np.ndarray, size: int, loss_scale: float, formats: Iterable[str]
+def row_of(
+    place: Place, values: np.ndarray, size: int, loss_scale: float, formats: Iterable[str]
 ) -> Row:
     """Return a row; elements of `size` that `values` does not hold are zeros."""
     largest = float(np.abs(values).max(initial=0))

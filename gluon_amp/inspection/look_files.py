@@ -4,7 +4,7 @@ import json
 import logging
 import math
 from pathlib import Path
-from typing import Iterable, List, Optional, Union
+from typing import Iterable, Iterator, List, Optional, Tuple, Union
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.files.log_files import LogFiles, event_writer
@@ -39,15 +39,17 @@ class LookFiles(LogFiles):
                 if self.file:
                     self.file.write(json.dumps(_plain(row)).encode() + b"\n")
                 if self.writer:
-                    self._add_scalars(row)
+                    for tag, value in _scalars(row):
+                        self.writer.add_scalar(tag, value, row.step)
             for output in filter(None, (self.file, self.writer)):
                 output.flush()
 
-    def _add_scalars(self, row: Row) -> None:
-        for name, effect in row.formats.items():
-            tag = f"{name}/{row.direction}/{label(row)}"
-            for share in SHARES:
-                self.writer.add_scalar(f"{tag}/{share}", getattr(effect, share), row.step)
+
+def _scalars(row: Row) -> Iterator[Tuple[str, float]]:
+    """Yield name and value of what TensorBoard draws of a row."""
+    for name, effect in row.formats.items():
+        for share in SHARES:
+            yield f"{name}/{row.direction}/{label(row)}/{share}", getattr(effect, share)
 
 
 def label(row: Row) -> str:

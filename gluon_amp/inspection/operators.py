@@ -35,7 +35,7 @@ class Graph(NamedTuple):
         """How each operator runs, in order; without a cast, as if all data were float32."""
         binding = binding_of(self.block)
         if binding is not None:
-            return binding.nodes
+            return binding.nodes or []
         return cast_pass.plan(self.symbol, Policy(), variable_dtypes(self.block, ()))[1]
 
     def first_outputs(self) -> Tuple[List[dict], List[tuple], List[Optional[str]]]:
@@ -99,7 +99,7 @@ def graphs(function: str, net: gluon.Block, arguments: Arguments) -> Iterator[Gr
 
 def _graphs(path: str, block: gluon.HybridBlock, arguments: Arguments) -> Iterator[Graph]:
     binding, args = binding_of(block), arguments.get(block)
-    untraceable = binding and binding.untraceable
+    untraceable = binding.untraceable if binding is not None else None
     if not contains_cast(block):
         try:
             inputs, symbol = graph_of(path, block, args) or ((), None)
@@ -123,7 +123,7 @@ def graph_of(path: str, block: gluon.HybridBlock, args: Optional[tuple]) -> Opti
         return None if binding.untraceable else binding.graph
     with same_random_numbers():  # a trace runs the user's Python code
         if args is not None or isinstance(block, gluon.SymbolBlock):
-            return trace(block, path, args)[:2]
+            return trace(block, path, args or ())[:2]
         if block._cached_graph:
             return block._cached_graph
         if all(is_known(_shape_of(p)) for p in block.collect_params().values()):
@@ -157,7 +157,7 @@ def _shape_of(parameter: gluon.Parameter) -> Optional[tuple]:
 
 def is_known(shape: Optional[Sequence[int]]) -> bool:
     """Return whether all dimensions of a shape are known."""
-    return bool(shape) and min(shape) > 0
+    return min(shape or (0,)) > 0
 
 
 class Operator(NamedTuple):
@@ -190,23 +190,22 @@ def operators(traced: Graph) -> List[Operator]:
         block, dtype = plan[node["name"]].block, plan[node["name"]].dtype
         variables = {nodes[graph.source_of(nodes, j)]["name"] for j, *_ in node["inputs"]}
         low = dtype == "float16" if is_cast else bool(float16 & variables)
-        shapes, dtypes = [], []
-        for j, output, *_ in node["inputs"]:  # of which the first outputs are known
+        shapes: List[tuple] = []
+        dtypes: List[Set[str]] = []
+        for j, output in map(graph.edge_of, node["inputs"]):  # of which the first ones are known
             sources = _sources(nodes, j) if output == 0 else ()
             shapes.append(shape_of[j] if output == 0 else ())
-            dtypes.append({dtype_of_node[k] for k in sources} - {None})
-        read = node["attrs"], low, shapes, dtypes
-        found.append(Operator(block, node["op"], *read, dtype_of_node[i]))
+            dtypes.append({dtype for dtype in (dtype_of_node[k] for k in sources) if dtype})
+        op, attrs = node["op"], node["attrs"]
+        found.append(Operator(block, op, attrs, low, shapes, dtypes, dtype_of_node[i]))
     return found
 
 
 def _sources(nodes: List[dict], i: int) -> List[int]:
     """Return node `i` and those before it, as long as values are only cast or moved."""
     chain = [i]
-    while nodes[i]["op"] in _MOVING and len(nodes[i]["inputs"]) == 1:
+    moving = {*graph.CASTS, *op_table.named("moves")}
+    while nodes[i]["op"] in moving and len(nodes[i]["inputs"]) == 1:
         i = nodes[i]["inputs"][0][0]
         chain.append(i)
     return chain
-
-
-_MOVING = {*graph.CASTS, *op_table.named("moves")}

@@ -22,6 +22,7 @@ from gluon_amp.casting.binding import binding_of, running_blocks
 from gluon_amp.casting.cast import cast
 from gluon_amp.casting.parameters import contexts_of
 from gluon_amp.casting.tracing import named_blocks
+from gluon_amp.graph import edge_of
 from gluon_amp.inspection.diagnose import diagnose
 from gluon_amp.inspection.format_effects import effect_of
 from gluon_amp.inspection.graph_search import CallGraph, graphs_of
@@ -181,8 +182,9 @@ def suggest_policy(
                 f"suggest_policy() needs values of parameter {parameter.name}, which has none: "
                 "call net.initialize() or load the parameters first."
             )
-    several = isinstance(data, list) and isinstance(label, list) and len(data) == len(label)
-    pairs = zip(data, label) if several else [(data, label)]
+    pairs = [(data, label)]
+    if isinstance(data, list) and isinstance(label, list) and len(data) == len(label):
+        pairs = list(zip(data, label))
     batches = [(inputs_of(inputs, "suggest_policy"), one) for inputs, one in pairs]
     guards.check_own_weights(net.collect_params().values())
     looking = unchanged("suggest_policy", net)  # which the loss may read
@@ -241,7 +243,7 @@ class _Search:
     def _check_reference(self) -> None:
         """Raise if no comparison with float32 is possible; set the scale."""
         if not self.reference.finite:
-            found = (diagnose(self.net, self.loss_fn, *batch, None) for batch in self.batches)
+            found = (diagnose(self.net, self.loss_fn, x, y, None) for x, y in self.batches)
             advice = next((one.advice for one in found if not one.ok), "look for NaN in it.")
             raise ValueError(f"The net is not finite in float32 either, so no pin helps: {advice}")
         largest = max((np.abs(g).max(initial=0) for g in self.reference.gradients), default=0)
@@ -270,7 +272,7 @@ class _Search:
             return passes.finite
 
         if not fits(self.scale) and self.scale > FLOOR and fits(FLOOR):
-            fits(largest_power(FLOOR, self.scale / 2, fits))
+            fits(largest_power(FLOOR, self.scale / 2, fits) or FLOOR)
         bindings = [binding_of(block) for _, block in running_blocks(net)]
         return passes, [node for binding in bindings if binding for node in binding.nodes or ()]
 
@@ -297,8 +299,8 @@ class _Search:
     def _compared(self, passes: Passes) -> Distance:
         if not passes.finite:
             return Distance(math.inf, math.inf)
-        norms = [np.linalg.norm(gradient) for gradient in self.reference.gradients]
-        least = LEAST * float(np.median([norm for norm in norms if norm] or [0]))
+        norms = [float(np.linalg.norm(gradient)) for gradient in self.reference.gradients]
+        least = LEAST * float(np.median([norm for norm in norms if norm] or [0.0]))
         return Distance(
             _farthest(passes.outputs, self.reference.outputs, 0),
             _farthest(passes.gradients, self.reference.gradients, least),
@@ -387,12 +389,11 @@ class _Search:
 
     def report(self, pins: List[Unit]) -> str:
         """Return the table of the pins, what it says, and the line that casts the net."""
-        rows = [(str(pin), self.distance([p for p in pins if p != pin]), pin) for pin in pins]
-        rows.append(("with all of them" if pins else "without pins", self.distance(pins), None))
         lines = [ROW.format(*HEAD)]
-        for name, distance, pin in rows:
-            numbers = (f"{x:.2g}" if math.isfinite(x) else "overflow" for x in distance)
-            lines.append(ROW.format(name, *numbers, self._values(pin) if pin else "").rstrip())
+        for pin in pins:
+            without = self.distance([one for one in pins if one != pin])
+            lines.append(_line(str(pin), without, self._values(pin)))
+        lines.append(_line("with all of them" if pins else "without pins", self.distance(pins)))
         bounds = "within {:.2g} and {:.2g} of float32".format(*self.bounds)
         text = f"{self.policy.name} {'with these pins ' if pins else ''}is"
         if self._within(self.distance(pins)):
@@ -423,11 +424,16 @@ class _Search:
         return f"to {largest:.3g}, rounded by {rounding:.2g}"
 
 
+def _line(name: str, distance: Distance, values: str = "") -> str:
+    numbers = (f"{x:.2g}" if math.isfinite(x) else "overflow" for x in distance)
+    return ROW.format(name, *numbers, values).rstrip()
+
+
 def _tensors_of(graph: CallGraph, unit: Unit) -> Iterator[np.ndarray]:
     """Yield the floats that a unit's operators read and write in a graph."""
     tensors = graph.evaluate()
     own = {i for i, node in enumerate(graph.nodes) if unit.has(node["op"], graph.block_of(i))}
-    read = {tuple(entry[:2]) for i in own for entry in graph.nodes[i]["inputs"]}
+    read = {edge_of(entry) for i in own for entry in graph.nodes[i]["inputs"]}
     for tensor, array in tensors.items():
         if (tensor in read or tensor[0] in own) and is_float(array):
             yield array.asnumpy()

@@ -30,8 +30,8 @@ def trainer_findings(
         problem = "the trainer updates on the kvstore, before an overflow can be seen"
         fix = "use amp.Trainer, or gluon.Trainer(..., update_on_kvstore=False)"
         yield Finding("kvstore", "", problem, fix)
-    frozen = [p.name for p in parameters if p.grad_req == "null" and not is_statistic(p)]
-    frozen = first_few([name for name in frozen if name not in written], limit=2)
+    still = [p.name for p in parameters if p.grad_req == "null" and not is_statistic(p)]
+    frozen = first_few([name for name in still if name not in written], limit=2)
     if frozen:
         problem = f"the trainer holds {frozen} with grad_req='null', never updated"
         fix = "set grad_req='write' to train them, or leave them out of the trainer"

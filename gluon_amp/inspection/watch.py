@@ -1,31 +1,18 @@
 """Looks at a training every so many steps: what other formats would do to each layer."""
 
-import logging
 from pathlib import Path
-from typing import Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import List, Optional, Sequence, Union
 
 from gluon_amp.base.formats import FORMATS
-from gluon_amp.base.messages import did_you_mean, reason_of
-from gluon_amp.casting.binding import binding_of, running_blocks
+from gluon_amp.base.messages import did_you_mean
 from gluon_amp.inspection import heat_map
-from gluon_amp.inspection.look import (
-    Row,
-    activations,
-    graph_without_randomness,
-    weight_gradients,
-)
+from gluon_amp.inspection.look import Row
 from gluon_amp.inspection.look_files import LookFiles, read
-from gluon_amp.inspection.operators import contains_cast
-from gluon_amp.inspection.recording import Recording
-from gluon_amp.inspection.replay import Call, record
-from gluon_amp.inspection.unchanged import drop_errors
+from gluon_amp.inspection.sampler import Sampler
 from gluon_amp.trainer.loss_scale import whole_number
 from gluon_amp.trainer.scaled_trainer import check_scaled
 
-import mxnet as mx
-from mxnet import autograd, gluon
-
-logger = logging.getLogger("gluon_amp")
+from mxnet import gluon
 
 
 class Watch:
@@ -45,15 +32,10 @@ class Watch:
         rows: List[Row],
     ) -> None:
         self.rows = rows
-        self._net, self._trainer = net, trainer
-        self._every, self._formats = every, tuple(what_if)
-        self._outputs = outputs
-        self._calls: List[Call] = []
-        self._recording: Optional[Recording] = None
-        self._python: Set[gluon.Block] = set()  # blocks without a graph that can be repeated
-        self._warned: Set[str] = set()  # their paths
+        self._trainer, self._every, self._formats = trainer, every, tuple(what_if)
+        self._sampler, self._outputs = Sampler(net, trainer, self._formats), outputs
         trainer.step_listeners.append(self._before_update)
-        self._record_if_due(self._steps())
+        self._begin_if_due(self._steps())
 
     def __repr__(self) -> str:
         looks = len({row.step for row in self.rows})
@@ -69,7 +51,7 @@ class Watch:
         """Stop looking, and close the files; `rows` and `plot` stay."""
         if self._before_update in self._trainer.step_listeners:
             self._trainer.step_listeners.remove(self._before_update)
-        self._end_recording()
+        self._sampler.end()
         self._outputs.close()
 
     def plot(self, path: Union[str, Path], what_if: Optional[str] = None, title: str = "") -> None:
@@ -94,64 +76,17 @@ class Watch:
 
     def _before_update(self) -> None:
         step = self._steps()
-        if self._recording is not None:
-            calls = self._end_recording()
+        if self._sampler.is_recording:
+            calls = self._sampler.end()
             if step % self._every == 0:
-                self._look(step, calls)
-        self._record_if_due(step + 1)
+                rows = self._sampler.rows(step, calls)
+                self.rows += rows
+                self._outputs.write(rows)
+        self._begin_if_due(step + 1)
 
-    def _record_if_due(self, step: int) -> None:
+    def _begin_if_due(self, step: int) -> None:
         if step % self._every == 0:
-            blocks = self._blocks(self._net)
-            self._recording = record(blocks, self._calls, graph_without_randomness)
-
-    def _blocks(self, net: gluon.Block, path: str = "") -> Iterator[Tuple[str, gluon.Block]]:
-        """Yield path and block of the outermost blocks that can be run again, as far as known."""
-        for at, block in running_blocks(net, path):
-            if block in self._python or (contains_cast(block) and not block._active):
-                for name, child in block._children.items():
-                    yield from self._blocks(child, f"{at}.{name}" if at else name)
-            elif not (binding_of(block) and binding_of(block).untraceable):
-                yield at, block
-
-    def _end_recording(self) -> List[Call]:
-        if self._recording is not None:
-            self._recording.close()
-        calls, self._calls, self._recording = self._calls, [], None
-        return calls
-
-    def _look(self, step: int, calls: List[Call]) -> None:
-        trainer = self._trainer
-        scale = trainer.used_scale()
-        calls = [call for call in calls if call.device == trainer.contexts[0]]
-        # Those that a backward pass has reached
-        reached = [c for c in calls if any(p is not None and p._fresh_grad for p in c.probes)]
-        repeatable = [call for call in reached if call.graph]
-        for call in reached:
-            if not call.graph:
-                self._warn(call, "it cannot be traced, or draws random numbers")
-        with autograd.pause():
-            rows = [row for _, row in weight_gradients(self._net, self._formats, scale, step)]
-            try:
-                rows += activations(self._net, repeatable, self._formats, scale, step)
-            except mx.MXNetError as error:  # a look must not end a training
-                drop_errors()
-                self._warn(repeatable[0], reason_of(error))
-        self.rows += rows
-        self._outputs.write(rows)
-
-    def _warn(self, call: Call, reason: str) -> None:
-        if binding_of(call.block) is None and not call.block._active:
-            self._python.add(call.block)  # which calls its children with arrays
-        if call.path not in self._warned:
-            self._warned.add(call.path)
-            logger.warning(
-                "watch() sees only the gradients of the parameters of block %s, which cannot be "
-                "run again (%s), and in later looks what its children compute, unless it is cast "
-                "or hybridized.",
-                repr(call.path) if call.path else "'' (the net itself)",
-                reason,
-            )
+            self._sampler.begin()
 
 
 def watch(

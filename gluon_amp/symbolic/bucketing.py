@@ -1,7 +1,7 @@
 """`BucketingModule`: a `mx.mod.BucketingModule` in mixed precision."""
 
 import logging
-from typing import Any, Callable, Dict, Hashable, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, Hashable, Mapping, Optional, Sequence, Tuple, Union
 
 from gluon_amp.policy import Policy
 from gluon_amp.symbolic.graphs import Shapes
@@ -47,6 +47,7 @@ class BucketingModule(mx.mod.BucketingModule):
     """
 
     last_report: Optional[StepReport] = None
+    _sym_gen: SymGen
 
     def __init__(
         self,
@@ -81,8 +82,8 @@ class BucketingModule(mx.mod.BucketingModule):
         cls,
         prefix: str,
         epoch: int,
-        sym_gen: Optional[SymGen] = None,
-        default_bucket_key: Hashable = None,
+        sym_gen: SymGen,
+        default_bucket_key: Hashable,
         load_optimizer_states: bool = False,
         **kwargs: Any,
     ) -> "BucketingModule":
@@ -102,11 +103,11 @@ class BucketingModule(mx.mod.BucketingModule):
     @classmethod
     def load_dict(
         cls,
-        sym_dict: Optional[Dict[Hashable, mx.sym.Symbol]] = None,
-        sym_gen: Optional[SymGen] = None,
-        default_bucket_key: Hashable = None,
-        arg_params: Optional[Params] = None,
-        aux_params: Optional[Params] = None,
+        sym_dict: Mapping[Any, mx.sym.Symbol],
+        sym_gen: SymGen,
+        default_bucket_key: Hashable,
+        arg_params: Params,
+        aux_params: Params,
         **kwargs: Any,
     ) -> "BucketingModule":
         """As `mx.mod.BucketingModule.load_dict`."""

@@ -1,6 +1,6 @@
 """`convert`: a symbol that computes as a policy says."""
 
-from typing import Iterable, Set, Union
+from typing import Dict, Iterable, Set, Union
 
 from gluon_amp import graph
 from gluon_amp.base.messages import did_you_mean
@@ -81,7 +81,8 @@ def _with_output_names(cast: dict, symbol: mx.sym.Symbol) -> dict:
     and names of an operator's own, such as norm_mean.
     """
     old, nodes, heads = graph.to_json(symbol), list(cast["nodes"]), list(cast["heads"])
-    named, numbered = {}, {}  # casts by the new name of their node, and by number
+    named: Dict[str, list] = {}  # casts by the new name of their node
+    numbered: Dict[str, Dict[int, list]] = {}  # and by that name and their number
     for k, (name, (source, *_)) in enumerate(zip(symbol.list_outputs(), old["heads"])):
         node, head = old["nodes"][source], nodes[heads[k][0]]
         stem, _, number = name.rpartition("_output")
@@ -99,7 +100,7 @@ def _with_output_names(cast: dict, symbol: mx.sym.Symbol) -> dict:
             nodes[i] = {**node, "name": f"{node['name']}_uncast"}
     for stem, (i, *_) in named.items():
         nodes[i] = {**nodes[i], "name": stem}
-    replaced = {}
+    replaced: Dict[int, list] = {}
     for stem, casts in numbered.items():
         inputs = [casts.get(k, max(casts.values())) for k in range(max(2, max(casts) + 1))]
         replaced.update((cast[0], [len(nodes), k, 0]) for k, cast in casts.items())

@@ -59,7 +59,7 @@ class Graphs:
             known = {name: dtype for name, dtype in types.items() if dtype is not None}
             frozen = frozenset(frozen)
             attrs = symbol.attr_dict().items()
-            sparse = {name for name, of in attrs if of.get("__storage_type__", "0") != "0"}
+            sparse = frozenset(n for n, of in attrs if of.get("__storage_type__", "0") != "0")
             return lower(symbol, known, device_type, frozen, self.scales, sparse, self._scaled)
         except mx.base.MXNetError as error:
             bound = ", ".join(f"{name} {dtype_name(dtype)}" for name, dtype in input_dtypes.items())

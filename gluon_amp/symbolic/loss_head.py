@@ -6,9 +6,10 @@ cast to float16. The scale is an argument of the graph, so it can change between
 a new bind.
 """
 
-from typing import Dict, List, Set, Tuple
+from typing import Dict, List, Optional, Set, Tuple
 
 from gluon_amp import graph
+from gluon_amp.graph import op_table
 from gluon_amp.lowering.added_gradients import WRITTEN_ATTR
 from gluon_amp.policy import Policy
 
@@ -16,12 +17,6 @@ import mxnet as mx
 
 # The variable that holds the scale, float32, of shape (1,), in the graphs that executors run.
 SCALE = "gluon_amp_loss_scale"
-
-# Operators that compute the gradient of their first input and ignore their head gradient.
-LOSS_HEADS = frozenset(
-    """SoftmaxOutput LinearRegressionOutput LogisticRegressionOutput MAERegressionOutput SVMOutput
-    MakeLoss make_loss""".split()
-)
 
 # Adds a term of its own to the gradient that passes through it. The scale of a head does not reach
 # that term, and a scale of the sum would multiply the gradient of the head twice.
@@ -54,25 +49,26 @@ def scale_gradients(
     old = graph.to_json(symbol)
     _check_heads(old, policy)
     scaled_inputs = _scaled_inputs(old, input_names)
-    nodes = old["nodes"]
     out = graph.Writer()
     written = {WRITTEN_ATTR: "True"}
     dtype = graph.MX_DTYPE_CODES["float32"]
     scale = out.emit("null", SCALE, __shape__="(1,)", __dtype__=dtype, **written)
-    for i, node in enumerate(nodes):
-        inputs = [out.remap(entry) for entry in node["inputs"]]
+
+    def with_scale(out: graph.Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:
         for k in scaled_inputs.get(i, ()):
             name = f"{node['name']}_{k}_scale"
             constant = out.emit("BlockGrad", f"{name}_constant", inputs[k])
             sign = out.emit("sign", f"{name}_sign", constant)
             passing = out.emit("_contrib_sign_ste", f"{name}_passing", inputs[k])
             zero = out.emit("elemwise_sub", f"{name}_zero", sign, passing)
-            scaled = out.emit("broadcast_mul", f"{name}_scaled", zero, scale)
-            inputs[k] = out.emit("elemwise_sub", name, constant, scaled)
-        out.numbers.append(out.copy(node, inputs)[0])
-    result = graph.from_json(out.graph(old), like=symbol)
-    outputs = [graph.source_of(nodes, source, CASTS) for source, *_ in old["heads"]]
-    return result, {k for k, source in enumerate(outputs) if source in scaled_inputs}
+            product = out.emit("broadcast_mul", f"{name}_scaled", zero, scale)
+            inputs[k] = out.emit("elemwise_sub", name, constant, product)
+        return None
+
+    out.rewrite(old, with_scale)
+    outputs = [graph.source_of(old["nodes"], source, CASTS) for source, *_ in old["heads"]]
+    scaled = {k for k, source in enumerate(outputs) if source in scaled_inputs}
+    return graph.from_json(out.graph(old), like=symbol), scaled
 
 
 def _scaled_inputs(old: dict, input_names: Set[str]) -> Dict[int, List[int]]:
@@ -94,9 +90,7 @@ def _scaled_inputs(old: dict, input_names: Set[str]) -> Dict[int, List[int]]:
 
 
 def _is_head(node: dict) -> bool:
-    # With out_grad=True SoftmaxOutput multiplies its head gradient, as other operators do.
-    uses_head_gradient = graph.flag(node["attrs"], "out_grad")
-    return node["op"] in LOSS_HEADS and not uses_head_gradient
+    return op_table.has("head", node["op"], node["attrs"])
 
 
 def _check_heads(old: dict, policy: Policy) -> None:

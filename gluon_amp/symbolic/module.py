@@ -7,7 +7,7 @@ for overflow, updates the masters or skips, and saves the states.
 import logging
 import warnings
 from functools import partial
-from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, ContextManager, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -91,6 +91,10 @@ class Module(mx.mod.Module):
     """
 
     last_report: Optional[StepReport] = None
+    optimizer_initialized: bool
+    _symbol: mx.sym.Symbol
+    _optimizer: Optional[mx.optimizer.Optimizer]
+    _preload_opt_states: Optional[str]
 
     def __init__(
         self,
@@ -178,9 +182,9 @@ class Module(mx.mod.Module):
 
         They are the trainer's. The caller may write to them: the next `get_params` reads them.
         """
-        assert self.optimizer_initialized
+        trainer = self._initialized()
         self._params_dirty = True
-        return {parameter.name: parameter for parameter in self._trainer.parameters}
+        return {parameter.name: parameter for parameter in trainer.parameters}
 
     @property
     def output_shapes(self) -> List[Tuple[str, Tuple[int, ...]]]:
@@ -188,8 +192,13 @@ class Module(mx.mod.Module):
         return [(name, shape) for name, (_, shape) in zip(self.output_names, super().output_shapes)]
 
     @property
-    def _scaling(self):
+    def _scaling(self) -> bool:
         return not isinstance(self._loss_scale, NoLossScale)
+
+    def _initialized(self) -> Trainer:
+        """Return the trainer, after `init_optimizer`."""
+        assert self.optimizer_initialized and self._trainer is not None
+        return self._trainer
 
     # ------------------------------------------------------------------ binding
 
@@ -417,6 +426,7 @@ class Module(mx.mod.Module):
     def borrow_optimizer(self, shared_module: "Module") -> None:
         """Share another module's optimizer, masters and loss scale; used in bucketing."""
         super().borrow_optimizer(shared_module)
+        assert shared_module.trainer is not None
         self._use_trainer(shared_module.trainer)
         self._loss_scale = shared_module.loss_scale
 
@@ -466,6 +476,7 @@ class Module(mx.mod.Module):
         if isinstance(out_grads, nd.NDArray):
             out_grads = [out_grads]
         run = partial(self._backward_at, out_grads)
+        backward: ContextManager[float]
         if trainer is None or not self._scaling:
             run(1.0)
         elif self._recorded is not None:
@@ -525,7 +536,8 @@ class Module(mx.mod.Module):
             After `max_consecutive_skips` overflows in a row at a scale that cannot go lower, or
             where a lower one would not help.
         """
-        assert self.binded and self.params_initialized and self.optimizer_initialized
+        assert self.binded and self.params_initialized
+        trainer = self._initialized()
         if not self._has_new_gradients:
             raise RuntimeError(
                 "There are no new gradients to update with: call forward() and backward() before "
@@ -533,7 +545,7 @@ class Module(mx.mod.Module):
             )
         self._params_dirty = True
         self._has_new_gradients = False
-        trainer, optimizer = self._trainer, self._optimizer
+        optimizer = trainer.optimizer
         # A user may set optimizer.rescale_grad between steps. `step` includes the loss scale in it,
         # so the user's value is restored afterwards.
         rescale_grad = trainer.rescale = optimizer.rescale_grad
@@ -547,8 +559,7 @@ class Module(mx.mod.Module):
 
     def save_optimizer_states(self, fname: str) -> None:
         """Write optimizer state, masters, counters and the loss scale, all or nothing."""
-        assert self.optimizer_initialized
-        self._trainer.save_states(fname)
+        self._initialized().save_states(fname)
 
     def load_optimizer_states(self, fname: str) -> None:
         """Read a file of `save_optimizer_states`, under any policy, or one of stock MXNet.
@@ -561,10 +572,10 @@ class Module(mx.mod.Module):
             Another file, a damaged or a forged one, or another optimizer or network. Nothing in a
             file is executed.
         """
-        assert self.optimizer_initialized
+        trainer = self._initialized()
         if self._params_dirty:
             self._sync_params_from_devices()
-        self._trainer.load_states(fname)
+        trainer.load_states(fname)
         if _is_distributed(self._kvstore):
             self._params_dirty = True  # workers exchanged rounded weights; the file has all bits
         else:

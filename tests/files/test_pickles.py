@@ -119,16 +119,13 @@ def test_other_pickles_are_errors():
         assert not issubclass(kind, (AssertionError, MemoryError, RecursionError)), what
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        b"\x96" + (2**24).to_bytes(8, "little") + b"abc",  # lengths
-        b"\x8e" + (2**24).to_bytes(8, "little") + b"abc",
-        b"\x8b\xff\xff\xff\x00abc",
-        b"Nr\xff\xff\xff\x000N",  # a place in the memo
-        b"\x95" + (2**24).to_bytes(8, "little") + b"]K\x00",  # a frame
-    ],
-)
+@pytest.mark.parametrize("text", [
+    b"\x96" + (2**24).to_bytes(8, "little") + b"abc",  # lengths
+    b"\x8e" + (2**24).to_bytes(8, "little") + b"abc",
+    b"\x8b\xff\xff\xff\x00abc",
+    b"Nr\xff\xff\xff\x000N",  # a place in the memo
+    b"\x95" + (2**24).to_bytes(8, "little") + b"]K\x00",  # a frame
+])  # fmt: skip
 def test_a_number_in_a_file_takes_no_memory(text):
     tracemalloc.start()
     with contextlib.suppress(Exception):

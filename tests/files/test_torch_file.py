@@ -76,24 +76,21 @@ def zip_of(value, **members):
     return archive({"data.pkl": state_dict({"w": value}), "data/0": ONES.tobytes(), **members})
 
 
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (tensor(ONES, "0", offset=1), "6 numbers lies outside"),
-        (tensor(ONES, "0", strides=[2**40, 1]), "lies outside"),
-        (tensor(ONES, "0", offset=-1), "a tensor"),
-        (tensor(ONES, "0", strides=[-3, 1]), "a tensor"),
-        (tensor(ONES, "0", shape=[2**50, 3], strides=[0, 1]), "lies outside"),
-        (tensor(ONES, "0", strides=[3]), "2 dimensions and 1 strides"),
-        (tensor(np.broadcast_to(np.float32(1), (2**20,)), "0"), "bytes"),
-        (tensor(ONES, "../data.pkl"), "KeyError|data.pkl"),
-        (tensor(ONES, "0", view=b"}"), "part of another"),
-        (storage(ONES, "0"), "'w' is not a tensor"),
-        (text("x"), "'w' is not a tensor"),
-        (tensor(ONES, "0").replace(b"torch\nFloat", b"torch\nNo"), "it names 'torch.NoStorage'"),
-        (number(0) + b"Q", "not a tuple of 5"),
-    ],
-)
+@pytest.mark.parametrize(("value", "reason"), [
+    (tensor(ONES, "0", offset=1), "6 numbers lies outside"),
+    (tensor(ONES, "0", strides=[2**40, 1]), "lies outside"),
+    (tensor(ONES, "0", offset=-1), "a tensor"),
+    (tensor(ONES, "0", strides=[-3, 1]), "a tensor"),
+    (tensor(ONES, "0", shape=[2**50, 3], strides=[0, 1]), "lies outside"),
+    (tensor(ONES, "0", strides=[3]), "2 dimensions and 1 strides"),
+    (tensor(np.broadcast_to(np.float32(1), (2**20,)), "0"), "bytes"),
+    (tensor(ONES, "../data.pkl"), "KeyError|data.pkl"),
+    (tensor(ONES, "0", view=b"}"), "part of another"),
+    (storage(ONES, "0"), "'w' is not a tensor"),
+    (text("x"), "'w' is not a tensor"),
+    (tensor(ONES, "0").replace(b"torch\nFloat", b"torch\nNo"), "it names 'torch.NoStorage'"),
+    (number(0) + b"Q", "not a tuple of 5"),
+])  # fmt: skip
 def test_forged_tensors(tmp_path, value, reason):
     refused(tmp_path, zip_of(value), reason)
 

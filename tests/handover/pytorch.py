@@ -8,8 +8,36 @@ import pytest
 import gluon_amp as amp
 
 import mxnet as mx
+from mxnet.gluon import nn
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: run `make handover`")
+
+
+class Net(nn.HybridBlock):
+    """A net whose layers are attributes, and whose forward is a function."""
+
+    def __init__(self, forward, **layers):
+        super().__init__()
+        self.forward_ = forward
+        for name, layer in layers.items():
+            shape = layer if isinstance(layer, tuple) else None  # of a parameter
+            setattr(self, name, self.params.get(name, shape=shape) if shape else layer)
+
+    def hybrid_forward(self, F, *inputs, **params):
+        return self.forward_(F, self, *inputs, **params)
+
+
+class Module(torch.nn.Module):
+    """The same in PyTorch."""
+
+    def __init__(self, forward, **layers):
+        super().__init__()
+        self.forward_ = forward
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, *inputs):
+        return self.forward_(self, *inputs)
 
 
 def gluoncv_zoo():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
+from gluon_amp import graph
 from gluon_amp.base.messages import UsageError
 from gluon_amp.handover.network import network_of
 
@@ -39,7 +40,7 @@ def test_the_masters_of_a_cast_net_are_run_in_float32():
 
 def test_every_edge_has_a_value_a_shape_a_dtype_and_a_path():
     network = network_of(small(), (nd.ones((2, 3, 8, 8)),), "f")
-    edges = network.edges()
+    edges = graph.edges_of(network.json)
     shapes, dtypes = network.shapes(network.inputs), network.dtypes()
     values = network.run(network.inputs, edges)
     assert [v.shape for v in values] == [shapes[e] for e in edges]
@@ -86,19 +87,16 @@ def head(name, data=None, **attrs):
     return mx.mod.Module(getattr(mx.sym, name)(data, name="s", **attrs), label_names=["s_label"])
 
 
-@pytest.mark.parametrize(
-    ("name", "attrs", "shape", "labels"),
-    [
-        ("SoftmaxOutput", {"grad_scale": 2.0}, (2, 4), (2,)),
-        ("SoftmaxOutput", {"multi_output": True}, (2, 3, 4), (2, 4)),
-        ("SoftmaxOutput", {"preserve_shape": True}, (2, 3, 4), (2, 3)),
-        ("SoftmaxOutput", {}, (2, 3, 4), (2, 3)),
-        ("LinearRegressionOutput", {}, (2, 4), (2, 4)),
-        ("MAERegressionOutput", {}, (2, 4), (2, 4)),
-        ("LogisticRegressionOutput", {}, (2, 4), (2, 4)),
-        ("SVMOutput", {"margin": 0.5}, (2, 4), (2,)),
-    ],
-)
+@pytest.mark.parametrize(("name", "attrs", "shape", "labels"), [
+    ("SoftmaxOutput", {"grad_scale": 2.0}, (2, 4), (2,)),
+    ("SoftmaxOutput", {"multi_output": True}, (2, 3, 4), (2, 4)),
+    ("SoftmaxOutput", {"preserve_shape": True}, (2, 3, 4), (2, 3)),
+    ("SoftmaxOutput", {}, (2, 3, 4), (2, 3)),
+    ("LinearRegressionOutput", {}, (2, 4), (2, 4)),
+    ("MAERegressionOutput", {}, (2, 4), (2, 4)),
+    ("LogisticRegressionOutput", {}, (2, 4), (2, 4)),
+    ("SVMOutput", {"margin": 0.5}, (2, 4), (2,)),
+])  # fmt: skip
 def test_a_head_of_a_module_needs_no_label(name, attrs, shape, labels):
     module = head(name, mx.sym.var("data"), **attrs)
     module.bind([("data", shape)], [("s_label", labels)], for_training=False)
@@ -121,16 +119,13 @@ def test_a_module_has_to_be_bound_and_gets_its_data_alone():
         network_of(module, (x, x), "f")
 
 
-@pytest.mark.parametrize(
-    ("net", "inputs", "error"),
-    [
-        (nn.Dense(2), [nd.ones((2, 3))], "whose parameters have no values .*: initialize it"),
-        (nn.Sequential(), [nd.ones((2, 3))], "got a Sequential, expected a HybridBlock"),
-        (small(), [], "needs the net's inputs"),
-        (small(), [np.ones((2, 3, 8, 8))], "needs the net's inputs"),
-        (small(), [nd.ones((2, 3))], "does not accept these inputs"),
-    ],
-)
+@pytest.mark.parametrize(("net", "inputs", "error"), [
+    (nn.Dense(2), [nd.ones((2, 3))], "whose parameters have no values .*: initialize it"),
+    (nn.Sequential(), [nd.ones((2, 3))], "got a Sequential, expected a HybridBlock"),
+    (small(), [], "needs the net's inputs"),
+    (small(), [np.ones((2, 3, 8, 8))], "needs the net's inputs"),
+    (small(), [nd.ones((2, 3))], "does not accept these inputs"),
+])  # fmt: skip
 def test_what_has_no_graph_is_refused_in_a_sentence(net, inputs, error):
     with pytest.raises((UsageError, TypeError), match=error):
         network_of(net, tuple(inputs), "f")

@@ -5,7 +5,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.base.messages import UsageError
-from tests.handover.pytorch import torch
+from tests.handover.pytorch import Module, Net, torch
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -47,67 +47,55 @@ def batches(draw):
     return [(x, np.eye(4, dtype=np.float32)[label]) for x, label in zip(data, labels)]
 
 
-def conv_net():
-    net = nn.HybridSequential()
-    net.add(
-        nn.Conv2D(8, 3, padding=1, in_channels=3, use_bias=False),
-        nn.BatchNorm(in_channels=8),
-        nn.Activation("relu"),
-        nn.Conv2D(8, 3, groups=2, in_channels=8),
-        nn.BatchNorm(in_channels=8),
-        nn.Activation("relu"),
-        nn.Flatten(),
-        nn.Dense(4, in_units=288),
+def conv_pair():
+    net, module = nn.HybridSequential(), T.Sequential()
+    for layer, other in (
+        (
+            nn.Conv2D(8, 3, padding=1, in_channels=3, use_bias=False),
+            T.Conv2d(3, 8, 3, 1, 1, bias=False),
+        ),
+        (nn.BatchNorm(in_channels=8), T.BatchNorm2d(8)),
+        (nn.Activation("relu"), T.ReLU()),
+        (nn.Conv2D(8, 3, groups=2, in_channels=8), T.Conv2d(8, 8, 3, groups=2)),
+        (nn.BatchNorm(in_channels=8), T.BatchNorm2d(8)),
+        (nn.Activation("relu"), T.ReLU()),
+        (nn.Flatten(), T.Flatten()),
+        (nn.Dense(4, in_units=288), T.Linear(288, 4)),
+    ):
+        net.add(layer)
+        module.append(other)
+    return net, module
+
+
+def lstm_pair():
+    net = Net(
+        lambda F, s, x: s.out(s.lstm(s.embedding(x))),
+        embedding=nn.Embedding(9, 8),
+        lstm=gluon.rnn.LSTM(12, layout="NTC", input_size=8),
+        out=nn.Dense(4, in_units=72),
     )
-    return net
-
-
-def conv_module():
-    return T.Sequential(
-        T.Conv2d(3, 8, 3, padding=1, bias=False),
-        T.BatchNorm2d(8),
-        T.ReLU(),
-        T.Conv2d(8, 8, 3, groups=2),
-        T.BatchNorm2d(8),
-        T.ReLU(),
-        T.Flatten(),
-        T.Linear(288, 4),
+    module = Module(
+        lambda m, x: m.out(m.lstm(m.embedding(x))[0].flatten(1)),
+        embedding=T.Embedding(9, 8),
+        lstm=T.LSTM(8, 12, batch_first=True),
+        out=T.Linear(72, 4),
     )
+    return net, module
 
 
-class Text(nn.HybridBlock):
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(9, 8)
-        self.lstm = gluon.rnn.LSTM(12, layout="NTC", input_size=8)
-        self.out = nn.Dense(4, in_units=72)
-
-    def hybrid_forward(self, F, x):
-        return self.out(self.lstm(self.embedding(x)))
-
-
-class TextModule(T.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.out = T.Embedding(9, 8), T.Linear(72, 4)
-        self.lstm = T.LSTM(8, 12, batch_first=True)
-
-    def forward(self, x):
-        return self.out(self.lstm(self.embedding(x))[0].flatten(1))
-
-
-NETS = {"conv": (conv_net, conv_module, images), "lstm": (Text, TextModule, tokens)}
+PAIRS = {"conv": (conv_pair, images), "lstm": (lstm_pair, tokens)}
 
 
 def begin(build, dtype, optimizer):
-    """Return a net and a trainer, always of the same weights."""
+    """Return a net and a trainer, always of the same weights, and a module."""
     mx.random.seed(1)
-    net = build()
+    net, module = build()
     net.initialize(mx.init.Xavier())
     amp.cast(net, dtype)
     scale = amp.DynamicLossScale(1024, growth_interval=30) if dtype == "float16" else None
     options, _ = OPTIMIZERS[optimizer]
-    return net, amp.Trainer(net.collect_params(), optimizer, options, loss_scale=scale)
+    trainer = amp.Trainer(net.collect_params(), optimizer, options, loss_scale=scale)
+    return net, trainer, module
 
 
 def mean_loss(outputs, target):
@@ -181,16 +169,16 @@ def handed_over(net, trainer, module, kind, data, **options):
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("dtype", DISTURBED)
-@pytest.mark.parametrize("name", NETS)
+@pytest.mark.parametrize("name", PAIRS)
 def test_the_training_goes_on(name, dtype, optimizer):
     """The losses differ from an uninterrupted float32 run's by no more than a rounding causes."""
-    build, make_module, draw = NETS[name]
+    build, draw = PAIRS[name]
     data = batches(draw)
-    net, trainer = begin(build, "float32", optimizer)
+    net, trainer, _ = begin(build, "float32", optimizer)
     reference = train(net, trainer, data)[STEPS:]
     bound = np.zeros(STEPS)
     for seed in range(SEEDS):
-        net, trainer = begin(build, "float32", optimizer)
+        net, trainer, _ = begin(build, "float32", optimizer)
         train(net, trainer, data[:STEPS], DISTURBED["float16"] if dtype == "float16" else 0, seed)
         disturbed = train(net, trainer, data[STEPS:], DISTURBED["float32"], seed)
         bound = np.maximum(bound, np.abs(disturbed - reference))
@@ -198,9 +186,8 @@ def test_the_training_goes_on(name, dtype, optimizer):
     bound = np.maximum.accumulate(bound)
     bound = np.append(bound[BATCHES - 1 :], bound[-1].repeat(BATCHES - 1))
 
-    net, trainer = begin(build, dtype, optimizer)
+    net, trainer, module = begin(build, dtype, optimizer)
     train(net, trainer, data[:STEPS])
-    module = make_module()
     first = mx.nd.array(data[0][0])
     torch_optimizer, scaler = handed_over(net, trainer, module, OPTIMIZERS[optimizer][1], first)
     losses = go_on(module, torch_optimizer, scaler, data[STEPS:])
@@ -213,17 +200,23 @@ def test_the_training_goes_on(name, dtype, optimizer):
     assert dtype == "float32" or scaler.get_scale() == 8192
 
 
-def dense_pair(optimizer, options, steps=1, dtype="float32", **loss_scale):
+def dense_pair(optimizer, options, steps=1, **loss_scale):
     """Return a net that was trained for some steps, with its trainer, and a module."""
     net = nn.Dense(2, in_units=3)
     net.initialize(mx.init.Normal(0.5))
-    amp.cast(net, dtype)
     trainer = amp.Trainer(net.collect_params(), optimizer, options, **loss_scale)
     step(net, trainer, steps)
     return net, trainer, T.Linear(3, 2)
 
 
 DATA = np.array([[1.0, -2.0, 0.5], [0.25, 1.0, 3.0]], np.float32)
+
+
+def training_state(trainer, net, module, data=None, params=None):
+    """Return what is handed over to SGD."""
+    optimizer = torch.optim.SGD(module.parameters() if params is None else params, lr=1)
+    data = mx.nd.array(DATA) if data is None else data
+    return amp.torch_training_state(trainer, net, module, optimizer, data)
 
 
 def step(net, trainer, steps=1):
@@ -274,9 +267,7 @@ def test_a_stock_trainer_and_a_rate_from_a_schedule():
             loss = net(mx.nd.array(DATA)).square().sum(axis=1)
         loss.backward()
         trainer.step(len(DATA))
-    module = T.Linear(3, 2)
-    optimizer = torch.optim.SGD(module.parameters(), lr=1)
-    state = amp.torch_training_state(trainer, net, module, optimizer, mx.nd.array(DATA))
+    state = training_state(trainer, net, T.Linear(3, 2))
     group = state["optimizer"]["param_groups"][0]
     assert (group["lr"], group["momentum"], state["scaler"]) == (trainer.learning_rate, 0.5, {})
     assert group["lr"] < 0.02
@@ -285,24 +276,17 @@ def test_a_stock_trainer_and_a_rate_from_a_schedule():
     np.testing.assert_allclose(buffer, -momentum.asnumpy() / group["lr"], rtol=1e-6)
 
 
-class ChannelsLast(T.Linear):
-    def forward(self, x):
-        return super().forward(x.permute(0, 2, 3, 1).flatten(1))
-
-
 def test_states_have_the_layout_of_their_weights():
     """Columns are permuted."""
     data = mx.nd.random.normal(shape=(3, 2, 3, 4))
-    net = nn.HybridSequential()
-    net.add(nn.Dense(5, in_units=24))
+    net = amp.cast(nn.Dense(5, in_units=24), "float16")
     net.initialize(mx.init.Normal(0.3))
-    amp.cast(net, "float16")
     trainer = amp.Trainer(net.collect_params(), "adam", loss_scale=8)
     with autograd.record():
         loss = net(data).square().sum(axis=1)
     trainer.backward(loss)
     trainer.step(3)
-    module = ChannelsLast(24, 5)
+    module = Module(lambda m, x: m.out(x.permute(0, 2, 3, 1).flatten(1)), out=T.Linear(24, 5))
     optimizer = torch.optim.Adam(module.parameters())
     state = amp.torch_training_state(trainer, net, module, optimizer, data)
     (mean,) = (s[1] for s in trainer.updaters[0].states.values() if s[1].shape == (5, 24))
@@ -317,20 +301,16 @@ def test_states_have_the_layout_of_their_weights():
 def test_rates_of_their_own_need_a_group_of_their_own():
     net, trainer, module = dense_pair("sgd", {"learning_rate": 0.1, "wd": 0.01}, steps=0)
     net.bias.lr_mult, net.bias.wd_mult = 2.0, 0.0
-    data = mx.nd.array(DATA)
-    optimizer = torch.optim.SGD(module.parameters(), lr=1)
     with pytest.raises(UsageError, match="of bias differs .* a group of their own"):
-        amp.torch_training_state(trainer, net, module, optimizer, data)
+        training_state(trainer, net, module)
     groups = [{"params": [module.weight]}, {"params": [module.bias]}]
-    optimizer = torch.optim.SGD(groups, lr=1)
-    state = amp.torch_training_state(trainer, net, module, optimizer, data)
-    groups = state["optimizer"]["param_groups"]
-    assert [(one["lr"], one["weight_decay"]) for one in groups] == [(0.1, 0.01), (0.2, 0.0)]
+    state = training_state(trainer, net, module, params=groups)
+    found = state["optimizer"]["param_groups"]
+    assert [(one["lr"], one["weight_decay"]) for one in found] == [(0.1, 0.01), (0.2, 0.0)]
     net, trainer, module = dense_pair("sgd", {"learning_rate": 0.1, "momentum": 0.9})
     net.bias.lr_mult = 0.0
     groups = [{"params": [module.weight]}, {"params": [module.bias]}]
-    optimizer = torch.optim.SGD(groups, lr=1)
-    state = amp.torch_training_state(trainer, net, module, optimizer, data)
+    state = training_state(trainer, net, module, params=groups)
     assert not state["optimizer"]["state"][1]["momentum_buffer"].any()
 
 
@@ -354,29 +334,23 @@ def test_what_pytorch_cannot_continue_is_a_sentence(optimizer, options, kind, se
 
 def test_parameters_that_one_side_alone_trains():
     net, trainer, module = dense_pair("sgd", {}, steps=0)
-    data = mx.nd.array(DATA)
-
-    def hand_over(module, params, net=net, trainer=trainer):
-        optimizer = torch.optim.SGD(params, lr=1)
-        return amp.torch_training_state(trainer, net, module, optimizer, data)
-
     with pytest.raises(UsageError, match=r"bias of the net has no trained parameter"):
-        hand_over(module, [module.weight])
+        training_state(trainer, net, module, params=[module.weight])
+    more = [*module.parameters(), T.Parameter(torch.ones(3))]
     with pytest.raises(UsageError, match=r"parameter of \(3,\) that is not the module's"):
-        hand_over(module, [*module.parameters(), T.Parameter(torch.ones(3))])
+        training_state(trainer, net, module, params=more)
     with pytest.raises(TypeError, match="got a Dense and a SGD, expected a Trainer"):
-        hand_over(module, module.parameters(), trainer=net)
+        training_state(net, net, module)
     net.weight.grad_req = "null"
     with pytest.raises(UsageError, match=r"weight cannot be trained as here.*does not train"):
-        hand_over(module, module.parameters())
+        training_state(trainer, net, module)
     module.weight.requires_grad_(False)
-    assert list(hand_over(module, module.parameters())["optimizer"]["state"]) == []
+    assert list(training_state(trainer, net, module)["optimizer"]["state"]) == []
     no_bias = nn.Dense(2, use_bias=False, in_units=3)
     no_bias.initialize()
     trainer = amp.Trainer(no_bias.collect_params(), "sgd")
     with pytest.raises(UsageError, match="bias cannot be .* the net has no such parameter"):
-        module = T.Linear(3, 2)
-        hand_over(module, module.parameters(), no_bias, trainer)
+        training_state(trainer, no_bias, T.Linear(3, 2))
 
 
 def test_norms_that_train_other_numbers():
@@ -388,9 +362,8 @@ def test_norms_that_train_other_numbers():
         layer.initialize()
         layer(data)
         trainer = amp.Trainer(layer.collect_params(), "sgd")
-        optimizer = torch.optim.SGD(other.parameters(), lr=1)
         with pytest.raises(UsageError, match=sentence):
-            amp.torch_training_state(trainer, layer, other, optimizer, data)
+            training_state(trainer, layer, other, data)
 
 
 def test_weights_that_are_tied_on_one_side():
@@ -400,13 +373,10 @@ def test_weights_that_are_tied_on_one_side():
     net.initialize(mx.init.Normal(0.5))
     module = T.Sequential(T.Linear(3, 3), T.Linear(3, 3))
     trainer = amp.Trainer(net.collect_params(), "sgd", {"momentum": 0.9})
-    optimizer = torch.optim.SGD(module.parameters(), lr=1)
     with pytest.raises(UsageError, match=r"1\.weight .* has one parameter for it and 0\.weight"):
-        amp.torch_training_state(trainer, net, module, optimizer, mx.nd.array(DATA))
+        training_state(trainer, net, module)
     step(net, trainer)
-    tied = T.Sequential(module[0], module[0])
-    optimizer = torch.optim.SGD(tied.parameters(), lr=1)
-    state = amp.torch_training_state(trainer, net, tied, optimizer, mx.nd.array(DATA))
+    state = training_state(trainer, net, T.Sequential(module[0], module[0]))
     assert len(state["optimizer"]["state"]) == 2
 
 
@@ -416,6 +386,5 @@ def test_the_scale_of_a_search_and_a_check_without_a_scale():
         ({"check_finite": True}, (1.0, 1.0, 1.0, 2000, 0)),
     ):
         net, trainer, module = dense_pair("sgd", {"learning_rate": 1e-3}, steps=2, **loss_scale)
-        optimizer = torch.optim.SGD(module.parameters(), lr=1)
-        state = amp.torch_training_state(trainer, net, module, optimizer, mx.nd.array(DATA))
+        state = training_state(trainer, net, module)
         assert tuple(state["scaler"].values()) == expected

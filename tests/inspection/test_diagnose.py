@@ -89,13 +89,10 @@ def test_following_the_advice_of_a_forward_overflow_ends_at_ok():
     assert diagnose(net, total, one(2.0**-14), None, 1).ok
 
 
-@pytest.mark.parametrize(
-    "compute, reason",
-    [
-        (lambda F, x: x / x, "its result is not finite in float32 either"),
-        (lambda F, x: 1 / x, "it computes in float32"),
-    ],
-)
+@pytest.mark.parametrize("compute, reason", [
+    (lambda F, x: x / x, "its result is not finite in float32 either"),
+    (lambda F, x: 1 / x, "it computes in float32"),
+])  # fmt: skip
 def test_what_no_dtype_can_compute_is_named(compute, reason):
     net = built(unit(1), nn.HybridLambda(compute))
     result = diagnose(net, total, one(0), None)
@@ -114,19 +111,16 @@ def test_a_loss_that_is_not_finite_for_finite_outputs():
     assert result.recommended_scale is None
 
 
-@pytest.mark.parametrize(
-    "weights, x, scale, received, recommended",
-    [
-        # Layer 1 gets the scale and sends it back 16 times as large: 65536 does not fit.
-        ((1.0, 16.0), 1.0, 2.0**12, 2.0**12, 2.0**11),
-        # The gradient of its weight is scale * w0 * x.
-        ((1.0, 1.0), 8.0, 2.0**14, 2.0**14, 2.0**12),
-        # A head gradient of 65536 does not fit either.
-        ((1.0, 1.0), 1.0, 2.0**16, 2.0**16, 2.0**15),
-        # Deeper in the net, down to scales below 1: scale * w2 * w1 has to fit.
-        ((2.0**-20, 2.0**10, 2.0**10), 1.0, 4.0, 2.0**12, 2.0**-5),
-    ],
-)
+@pytest.mark.parametrize("weights, x, scale, received, recommended", [
+    # Layer 1 gets the scale and sends it back 16 times as large: 65536 does not fit.
+    ((1.0, 16.0), 1.0, 2.0**12, 2.0**12, 2.0**11),
+    # The gradient of its weight is scale * w0 * x.
+    ((1.0, 1.0), 8.0, 2.0**14, 2.0**14, 2.0**12),
+    # A head gradient of 65536 does not fit either.
+    ((1.0, 1.0), 1.0, 2.0**16, 2.0**16, 2.0**15),
+    # Deeper in the net, down to scales below 1: scale * w2 * w1 has to fit.
+    ((2.0**-20, 2.0**10, 2.0**10), 1.0, 4.0, 2.0**12, 2.0**-5),
+])  # fmt: skip
 def test_backward_overflow(weights, x, scale, received, recommended):
     net = chain(*weights)
     result = diagnose(net, total, one(x), None, scale)
@@ -162,14 +156,11 @@ def test_bfloat16_has_float32s_range():
     assert "neither a pin nor a lower loss scale can help" in result.advice
 
 
-@pytest.mark.parametrize(
-    "make_trainer, scale, owner",
-    [
-        (lambda params: None, 65536, "a Trainer before its first step"),
-        (lambda params: amp.Trainer(params, "sgd", loss_scale=128), 128, "the net's Trainer"),
-        (lambda params: mx.gluon.Trainer(params, "sgd"), 1, "the net's Trainer"),
-    ],
-)
+@pytest.mark.parametrize("make_trainer, scale, owner", [
+    (lambda params: None, 65536, "a Trainer before its first step"),
+    (lambda params: amp.Trainer(params, "sgd", loss_scale=128), 128, "the net's Trainer"),
+    (lambda params: mx.gluon.Trainer(params, "sgd"), 1, "the net's Trainer"),
+])  # fmt: skip
 def test_the_scale_is_that_of_the_trainer(make_trainer, scale, owner):
     net = make_net()
     trainer = make_trainer(net.collect_params())

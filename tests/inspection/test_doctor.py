@@ -94,17 +94,14 @@ def test_wrong_options_are_one_sentence(capsys):
 # ------------------------------------------------------------------------- machines with GPUs
 
 
-@pytest.mark.parametrize(
-    "gpu, about, runs, tensor_cores",
-    [
-        (Gpu("Tesla K80", (3, 7)), TOO_OLD, False, False),
-        (PASCAL, SLOW, True, False),
-        (VOLTA, FAST, True, True),
-        (Gpu("NVIDIA GeForce GTX 1660 Ti", (7, 5)), SLOW, True, False),
-        (Gpu("NVIDIA L4", (8, 9)), FAST, True, True),
-        (HOPPER, TOO_NEW, False, True),
-    ],
-)
+@pytest.mark.parametrize("gpu, about, runs, tensor_cores", [
+    (Gpu("Tesla K80", (3, 7)), TOO_OLD, False, False),
+    (PASCAL, SLOW, True, False),
+    (VOLTA, FAST, True, True),
+    (Gpu("NVIDIA GeForce GTX 1660 Ti", (7, 5)), SLOW, True, False),
+    (Gpu("NVIDIA L4", (8, 9)), FAST, True, True),
+    (HOPPER, TOO_NEW, False, True),
+])  # fmt: skip
 def test_each_generation(pretend, capsys, gpu, about, runs, tensor_cores):
     pretend(gpu)
     capability = "{}.{}".format(*gpu.capability)
@@ -114,12 +111,8 @@ def test_each_generation(pretend, capsys, gpu, about, runs, tensor_cores):
     assert f"GPU 0 {gpu.name} ({capability}): {about}" in " ".join(printed.split())
     (seen,) = amp.doctor().to_dict()["gpus"]
     assert seen.pop("advice").startswith(about)
-    assert seen == {
-        "name": gpu.name,
-        "capability": capability,
-        "runs": runs,
-        "tensor_cores": tensor_cores,
-    }
+    facts = {"name": gpu.name, "capability": capability}
+    assert seen == {**facts, "runs": runs, "tensor_cores": tensor_cores}
 
 
 EMULATED = "emulated by MXNet's own operators, several times slower than float32: install a C++ "
@@ -132,27 +125,24 @@ CPU = {"driver": False, "cuda": False}
 ALONE = {"native": False, "compiler": None}
 
 
-@pytest.mark.parametrize(
-    "gpus, options, policy, runs, how",
-    [
-        ([VOLTA], {}, "compute=float8_e4m3", False, "formats for study are emulated on a CPU only"),
-        ([PASCAL], {}, "mixed_float16", True, WITHOUT),
-        ([VOLTA, PASCAL], {}, "float16", True, WITHOUT),
-        ([HOPPER], {}, "bfloat16", False, f"NVIDIA H100 80GB HBM3 {TOO_NEW}"),
-        ([], CPU, "float32", True, "by oneDNN, on all cores."),
-        ([], CPU, "float16", True, "emulated by C++ kernels: the roundings of float16, about as "),
-        ([], {**CPU, **ALONE}, "float16", True, EMULATED),
-        ([], CPU, "compute=float8_e4m3", True, "emulated, for study: the roundings of its formats"),
-        ([], {**CPU, **ALONE}, "compute=float8_e4m3", False, "emulating it takes the C++"),
-        ([], {**CPU, "flags": "amx_tile amx_bf16"}, "bfloat16", True, "by oneDNN, with AMX if "),
-        ([], CPU, "bfloat16", True, "by oneDNN with AVX512_BF16: two products in the time of one"),
-        ([], {**CPU, "flags": "avx512f"}, "bfloat16", True, "by oneDNN with AVX512, but without "),
-        ([], {**CPU, **NO_AVX512}, "bfloat16", True, f"{SLOWER} This CPU has no AVX512_BF16 "),
-        ([], {**CPU, **FORBIDDEN}, "bfloat16", True, f"{SLOWER} Intel's AVX512_BF16 without "),
-        ([], {**CPU, **UNUSED}, "bfloat16", True, f"{SLOWER} oneDNN does not use the AVX512_BF16"),
-        ([], {**CPU, **NO_AVX512, "native": False}, "bfloat16", False, "oneDNN has no bfloat16 "),
-    ],
-)
+@pytest.mark.parametrize("gpus, options, policy, runs, how", [
+    ([VOLTA], {}, "compute=float8_e4m3", False, "formats for study are emulated on a CPU only"),
+    ([PASCAL], {}, "mixed_float16", True, WITHOUT),
+    ([VOLTA, PASCAL], {}, "float16", True, WITHOUT),
+    ([HOPPER], {}, "bfloat16", False, f"NVIDIA H100 80GB HBM3 {TOO_NEW}"),
+    ([], CPU, "float32", True, "by oneDNN, on all cores."),
+    ([], CPU, "float16", True, "emulated by C++ kernels: the roundings of float16, about as "),
+    ([], {**CPU, **ALONE}, "float16", True, EMULATED),
+    ([], CPU, "compute=float8_e4m3", True, "emulated, for study: the roundings of its formats"),
+    ([], {**CPU, **ALONE}, "compute=float8_e4m3", False, "emulating it takes the C++"),
+    ([], {**CPU, "flags": "amx_tile amx_bf16"}, "bfloat16", True, "by oneDNN, with AMX if "),
+    ([], CPU, "bfloat16", True, "by oneDNN with AVX512_BF16: two products in the time of one"),
+    ([], {**CPU, "flags": "avx512f"}, "bfloat16", True, "by oneDNN with AVX512, but without "),
+    ([], {**CPU, **NO_AVX512}, "bfloat16", True, f"{SLOWER} This CPU has no AVX512_BF16 "),
+    ([], {**CPU, **FORBIDDEN}, "bfloat16", True, f"{SLOWER} Intel's AVX512_BF16 without "),
+    ([], {**CPU, **UNUSED}, "bfloat16", True, f"{SLOWER} oneDNN does not use the AVX512_BF16"),
+    ([], {**CPU, **NO_AVX512, "native": False}, "bfloat16", False, "oneDNN has no bfloat16 "),
+])  # fmt: skip
 def test_how_a_policy_runs(pretend, gpus, options, policy, runs, how):
     pretend(*gpus, **options)
     report = amp.doctor(policy)
@@ -161,19 +151,16 @@ def test_how_a_policy_runs(pretend, gpus, options, policy, runs, how):
     assert outcome.how.startswith(how)
 
 
-@pytest.mark.parametrize(
-    "gpus, options, sentence",
-    [
-        ([], {"driver": False}, "no NVIDIA driver here (libcuda.so.1 is not found)."),
-        ([], {}, "the NVIDIA driver finds no GPU; see CUDA_VISIBLE_DEVICES and `nvidia-smi`."),
-        (
-            [VOLTA],
-            {"cuda": False},
-            "MXNet is installed for CPUs only and uses no GPU: run `pip uninstall mxnet`, then "
-            f"`{install('cu117')}`.",
-        ),
-    ],
-)
+@pytest.mark.parametrize("gpus, options, sentence", [
+    ([], {"driver": False}, "no NVIDIA driver here (libcuda.so.1 is not found)."),
+    ([], {}, "the NVIDIA driver finds no GPU; see CUDA_VISIBLE_DEVICES and `nvidia-smi`."),
+    (
+        [VOLTA],
+        {"cuda": False},
+        "MXNet is installed for CPUs only and uses no GPU: run `pip uninstall mxnet`, then "
+        f"`{install('cu117')}`.",
+    ),
+])  # fmt: skip
 def test_without_a_gpu_that_mxnet_uses(pretend, gpus, options, sentence):
     pretend(*gpus, **options)
     report = amp.doctor("float16")
@@ -187,7 +174,7 @@ def test_without_a_gpu_that_mxnet_uses(pretend, gpus, options, sentence):
     "load, cores, warns",
     [(2.1, 2, True), (2.0, 2, False), (None, 2, False), (9.0, 0, False)],
 )
-def test_a_load_above_the_cores_is_warned_of(pretend, load, cores, warns):
+def test_a_load_above_the_cores_is_warned_of(pretend, monkeypatch, load, cores, warns):
     pretend(load=load, all_cores=cores)
     report = amp.doctor()
     cpu = report.to_dict()["cpu"]
@@ -196,6 +183,10 @@ def test_a_load_above_the_cores_is_warned_of(pretend, load, cores, warns):
     if warns:
         assert f"WARNING: {cpu['warning']}" in joined(report)
         assert cpu["warning"].startswith("the load, 2.1, exceeds the 2 cores of this machine: ")
+    for threads, advised in (("1", False), ("8", True)):  # fewer, where there are several
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        assert ("OMP_NUM_THREADS" in advice.about_load(9.0, 8)) is advised
+        assert "OMP_NUM_THREADS" not in advice.about_load(9.0, 1)
 
 
 def test_the_whole_report_of_a_machine(pretend):
@@ -234,23 +225,20 @@ FUSED = "fused_float32 (float32 values, mostly faster)"
 STUDY = "float32 (emulated low precision is for study)"
 
 
-@pytest.mark.parametrize(
-    "gpus, options, device, line",
-    [
-        ([], CPU, None, f"--dtype {BF16}"),
-        ([], CPU, "gpu", f"--dtype {BF16}"),
-        ([], {**CPU, "flags": "amx_tile amx_bf16"}, None, "--dtype bfloat16 (AMX, faster than "),
-        ([], {**CPU, **NO_AVX512}, None, f"--dtype {FUSED}"),
-        ([], {**CPU, **NO_AVX512, **ALONE}, None, f"--dtype {STUDY}"),
-        ([], {**CPU, "flags": "avx512f"}, None, f"--dtype {STUDY}"),  # no AVX2
-        ([], {**CPU, "cpu_bfloat16": False}, None, f"--dtype {FUSED}"),  # emulated by choice
-        ([VOLTA], {"cuda": False}, None, f"--dtype {BF16}"),
-        ([VOLTA], {}, "cpu", f"--cpus 1 --dtype {BF16}"),
-        ([HOPPER], NO_AVX512, None, f"--cpus 1 --dtype {FUSED}"),
-        ([HOPPER, VOLTA], {}, None, "--dtype float16 (Tensor Cores; MXNet's wheels end with Ada)"),
-        ([VOLTA, PASCAL], {}, None, "--dtype float32 (no Tensor Cores: float16 saves memory only)"),
-    ],
-)
+@pytest.mark.parametrize("gpus, options, device, line", [
+    ([], CPU, None, f"--dtype {BF16}"),
+    ([], CPU, "gpu", f"--dtype {BF16}"),
+    ([], {**CPU, "flags": "amx_tile amx_bf16"}, None, "--dtype bfloat16 (AMX, faster than "),
+    ([], {**CPU, **NO_AVX512}, None, f"--dtype {FUSED}"),
+    ([], {**CPU, **NO_AVX512, **ALONE}, None, f"--dtype {STUDY}"),
+    ([], {**CPU, "flags": "avx512f"}, None, f"--dtype {STUDY}"),  # no AVX2
+    ([], {**CPU, "cpu_bfloat16": False}, None, f"--dtype {FUSED}"),  # emulated by choice
+    ([VOLTA], {"cuda": False}, None, f"--dtype {BF16}"),
+    ([VOLTA], {}, "cpu", f"--cpus 1 --dtype {BF16}"),
+    ([HOPPER], NO_AVX512, None, f"--cpus 1 --dtype {FUSED}"),
+    ([HOPPER, VOLTA], {}, None, "--dtype float16 (Tensor Cores; MXNet's wheels end with Ada)"),
+    ([VOLTA, PASCAL], {}, None, "--dtype float32 (no Tensor Cores: float16 saves memory only)"),
+])  # fmt: skip
 def test_the_last_line_recommends_a_policy(pretend, gpus, options, device, line):
     pretend(*gpus, **options)
     report = amp.doctor(device=device)
@@ -262,16 +250,13 @@ def test_the_last_line_recommends_a_policy(pretend, gpus, options, device, line)
 AVX512 = {**CPU, "flags": "avx2 avx512f", "cpu_bfloat16": False}
 
 
-@pytest.mark.parametrize(
-    "name, value, harmed, others",
-    [
-        ("MXNET_FC_TRUE_FP16", "1", ([VOLTA], {}), [([], CPU), ([VOLTA], {"cuda": False})]),
-        ("OMP_WAIT_POLICY", "ACTIVE", ([], CPU), []),
-        ("GLUON_AMP_NATIVE", "0", ([], CPU), [([], {**CPU, "compiler": None})]),
-        ("GLUON_AMP_BFLOAT16", "emulated", ([], CPU), [([], AVX512), ([], {**CPU, **NO_AVX512})]),
-        ("GLUON_AMP_BFLOAT16", "native", ([], AVX512), [([], CPU), ([], {**CPU, **NO_AVX512})]),
-    ],
-)
+@pytest.mark.parametrize("name, value, harmed, others", [
+    ("MXNET_FC_TRUE_FP16", "1", ([VOLTA], {}), [([], CPU), ([VOLTA], {"cuda": False})]),
+    ("OMP_WAIT_POLICY", "ACTIVE", ([], CPU), []),
+    ("GLUON_AMP_NATIVE", "0", ([], CPU), [([], {**CPU, "compiler": None})]),
+    ("GLUON_AMP_BFLOAT16", "emulated", ([], CPU), [([], AVX512), ([], {**CPU, **NO_AVX512})]),
+    ("GLUON_AMP_BFLOAT16", "native", ([], AVX512), [([], CPU), ([], {**CPU, **NO_AVX512})]),
+])  # fmt: skip
 def test_values_that_hurt_are_warned_of_where_they_do(
     pretend, monkeypatch, name, value, harmed, others
 ):
@@ -288,26 +273,16 @@ def test_values_that_hurt_are_warned_of_where_they_do(
         assert "WARNING" not in str(amp.doctor())
 
 
-@pytest.mark.parametrize(
-    "options, variable, value, advice",
-    [
-        ({**AVX512, "native": False}, "CXX", "", "run `gluon-amp build`, which shows why"),
-        ({**AVX512, "native": False}, "GLUON_AMP_NATIVE", "0", "unset GLUON_AMP_NATIVE"),
-        ({**CPU, "native": False, "compiler": None}, "CXX", "", "install a C++ compiler"),
-        ({**CPU, **FORBIDDEN}, "DNNL_MAX_CPU_ISA", "AVX2", "of this CPU: unset DNNL_MAX_CPU_ISA."),
-    ],
-)
+@pytest.mark.parametrize("options, variable, value, advice", [
+    ({**AVX512, "native": False}, "CXX", "", "run `gluon-amp build`, which shows why"),
+    ({**AVX512, "native": False}, "GLUON_AMP_NATIVE", "0", "unset GLUON_AMP_NATIVE"),
+    ({**CPU, "native": False, "compiler": None}, "CXX", "", "install a C++ compiler"),
+    ({**CPU, **FORBIDDEN}, "DNNL_MAX_CPU_ISA", "AVX2", "of this CPU: unset DNNL_MAX_CPU_ISA."),
+])  # fmt: skip
 def test_the_advice_is_what_helps(pretend, monkeypatch, options, variable, value, advice):
     pretend(**options)
     monkeypatch.setenv(variable, value)
     assert advice in joined(amp.doctor())
-
-
-@pytest.mark.parametrize("threads, advised", [("1", False), ("8", True)])
-def test_fewer_threads_are_advised_where_there_are_several(monkeypatch, threads, advised):
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    assert ("OMP_NUM_THREADS" in advice.about_load(9.0, 8)) is advised
-    assert "OMP_NUM_THREADS" not in advice.about_load(9.0, 1)
 
 
 class Library:

@@ -45,21 +45,18 @@ def test_ids_of_an_embedding(arrays):
     assert len(amp.check(embedding(2050), None, ids)) == 1
 
 
-@pytest.mark.parametrize(
-    "function, problem",
-    [
-        (lambda F, y, ids: F.take(y, ids), "take reads indices up to 4095"),
-        (lambda F, y, ids: F.take(y, ids, axis=1), None),  # 8 columns
-        (lambda F, y, ids: F.pick(F.transpose(y), ids), "pick reads indices up to 4095"),
-        (lambda F, y, ids: F.one_hot(ids, 5000), "one_hot reads indices up to 4999"),
-        (lambda F, y, ids: F.one_hot(ids, 2049), None),
-        (lambda F, y, ids: F.gather_nd(y, F.reshape(ids, (1, 8))), "gather_nd reads indices up to"),
-        (
-            lambda F, y, ids: F.scatter_nd(ids, F.reshape(ids, (1, 8)), shape=(9000,)),
-            "scatter_nd reads indices in",
-        ),
-    ],
-)
+@pytest.mark.parametrize("function, problem", [
+    (lambda F, y, ids: F.take(y, ids), "take reads indices up to 4095"),
+    (lambda F, y, ids: F.take(y, ids, axis=1), None),  # 8 columns
+    (lambda F, y, ids: F.pick(F.transpose(y), ids), "pick reads indices up to 4095"),
+    (lambda F, y, ids: F.one_hot(ids, 5000), "one_hot reads indices up to 4999"),
+    (lambda F, y, ids: F.one_hot(ids, 2049), None),
+    (lambda F, y, ids: F.gather_nd(y, F.reshape(ids, (1, 8))), "gather_nd reads indices up to"),
+    (
+        lambda F, y, ids: F.scatter_nd(ids, F.reshape(ids, (1, 8)), shape=(9000,)),
+        "scatter_nd reads indices in",
+    ),
+])  # fmt: skip
 def test_operators_that_read_indices(function, problem):
     texts = found(function)
     assert (problem is None) == (texts == [])

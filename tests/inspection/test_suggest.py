@@ -196,15 +196,12 @@ def test_what_is_printed(capsys):
     assert "100% of one tensor becomes 0" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(
-    "name, policy",
-    [
-        ("mobilenet0.25", "float16"),
-        ("mobilenet0.25", "bfloat16"),
-        pytest.param("mobilenetv2_0.25", "mixed_float16", marks=pytest.mark.slow),
-        pytest.param("resnet18_v1", "float16", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("name, policy", [
+    ("mobilenet0.25", "float16"),
+    ("mobilenet0.25", "bfloat16"),
+    pytest.param("mobilenetv2_0.25", "mixed_float16", marks=pytest.mark.slow),
+    pytest.param("resnet18_v1", "float16", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_nets_of_the_zoo_need_no_pins(name, policy, capsys):
     net = vision.get_model(name, classes=4)
     net.initialize(mx.init.Xavier())
@@ -287,20 +284,17 @@ def test_blocks_of_python_code_and_symbols():
     assert policy == FLOAT16.pin(ops=["_plus_scalar"])
 
 
-@pytest.mark.parametrize(
-    "changes, error, message",
-    [
-        ({"policy": "fp16"}, ValueError, "did you mean 'float16'"),
-        ({"policy": "float32"}, ValueError, "which needs no pins: pass a policy that computes in"),
-        ({"policy": "compute=tfloat32"}, ValueError, "which needs no pins"),
-        ({"loss_fn": 3}, TypeError, "a loss_fn of type int, expected a function of output and"),
-        ({"data": data().astype("float64")}, TypeError, "got float64 data, expected float32"),
-        ({"data": data() * np.nan}, ValueError, "no pin helps: Fix or drop sample 0 of this batch"),
-        ({"loss_fn": lambda out, _: out.astype("float16")}, TypeError, "The loss is float16"),
-        ({"net": nn.Dense(3, in_units=16)}, ValueError, "which has none: call net.initialize()"),
-        ({"loss_fn": lambda out, _: out * next(COUNTER)}, ValueError, "differs by .* between two"),
-    ],
-)
+@pytest.mark.parametrize("changes, error, message", [
+    ({"policy": "fp16"}, ValueError, "did you mean 'float16'"),
+    ({"policy": "float32"}, ValueError, "which needs no pins: pass a policy that computes in"),
+    ({"policy": "compute=tfloat32"}, ValueError, "which needs no pins"),
+    ({"loss_fn": 3}, TypeError, "a loss_fn of type int, expected a function of output and"),
+    ({"data": data().astype("float64")}, TypeError, "got float64 data, expected float32"),
+    ({"data": data() * np.nan}, ValueError, "no pin helps: Fix or drop sample 0 of this batch"),
+    ({"loss_fn": lambda out, _: out.astype("float16")}, TypeError, "The loss is float16"),
+    ({"net": nn.Dense(3, in_units=16)}, ValueError, "which has none: call net.initialize()"),
+    ({"loss_fn": lambda out, _: out * next(COUNTER)}, ValueError, "differs by .* between two"),
+])  # fmt: skip
 def test_bad_input(changes, error, message):
     arguments = {"loss_fn": CROSS_ENTROPY, "data": data(), "label": classes(), **changes}
     net = arguments.pop("net", None) or net_with()

@@ -24,31 +24,25 @@ def found(net, trainer):
     return [f"{each.kind}: {each.problem}: {each.fix}" for each in trainer_findings(net, trainer)]
 
 
-@pytest.mark.parametrize(
-    "policy, optimizer, options, expected",
-    [
-        ("float16", "adam", {}, [EPSILON]),
-        ("float16", "adam", {"multi_precision": True}, []),
-        ("float16", "adam", {"epsilon": 1e-4}, []),
-        ("mixed_float16", "adam", {}, []),  # its parameters are float32
-    ],
-)
+@pytest.mark.parametrize("policy, optimizer, options, expected", [
+    ("float16", "adam", {}, [EPSILON]),
+    ("float16", "adam", {"multi_precision": True}, []),
+    ("float16", "adam", {"epsilon": 1e-4}, []),
+    ("mixed_float16", "adam", {}, []),  # its parameters are float32
+])  # fmt: skip
 def test_an_epsilon_that_float16_does_not_have(policy, optimizer, options, expected):
     net = built(nn.Dense(8, in_units=8), policy=policy)
     assert found(net, gluon.Trainer(net.collect_params(), optimizer, options)) == expected
 
 
-@pytest.mark.parametrize(
-    "options, devices, expected",
-    [
-        ({"update_on_kvstore": True}, 1, [KVSTORE]),
-        ({"kvstore": "dist_sync"}, 1, [KVSTORE]),
-        ({"kvstore": "dist_sync", "update_on_kvstore": False}, 1, []),
-        ({}, 1, []),
-        ({}, 2, [KVSTORE]),
-        ({"kvstore": None}, 2, []),
-    ],
-)
+@pytest.mark.parametrize("options, devices, expected", [
+    ({"update_on_kvstore": True}, 1, [KVSTORE]),
+    ({"kvstore": "dist_sync"}, 1, [KVSTORE]),
+    ({"kvstore": "dist_sync", "update_on_kvstore": False}, 1, []),
+    ({}, 1, []),
+    ({}, 2, [KVSTORE]),
+    ({"kvstore": None}, 2, []),
+])  # fmt: skip
 def test_updates_on_the_kvstore(options, devices, expected, monkeypatch):
     net = nn.Dense(8, in_units=8)
     net.initialize(ctx=[mx.cpu(k) for k in range(devices)])

@@ -95,17 +95,14 @@ def random_net(policy, hybridized):
     return net
 
 
-@pytest.mark.parametrize(
-    "policy, hybridized, grad_req",
-    [
-        (None, False, "write"),
-        (None, True, "add"),
-        ("float16", True, "write"),
-        ("float16", True, "add"),
-        ("bfloat16", True, "write"),
-        (FLOAT8, True, "write"),
-    ],
-)
+@pytest.mark.parametrize("policy, hybridized, grad_req", [
+    (None, False, "write"),
+    (None, True, "add"),
+    ("float16", True, "write"),
+    ("float16", True, "add"),
+    ("bfloat16", True, "write"),
+    (FLOAT8, True, "write"),
+])  # fmt: skip
 def test_a_look_changes_no_bit(policy, hybridized, grad_req):
     results = []
     for watched in (False, True):
@@ -249,7 +246,7 @@ def test_a_look_that_fails_ends_no_training(caplog, monkeypatch):
     def fail(*args):
         raise mx.MXNetError("Traceback (most recent call last):\nMXNetError: no memory.")
 
-    monkeypatch.setattr("gluon_amp.inspection.watch.activations", fail)
+    monkeypatch.setattr("gluon_amp.inspection.sampler.activations", fail)
     rows = look(chain(2), one(1), steps=2, every=1)
     assert {row.direction for row in rows} == {"weight_gradient"}
     assert caplog.text.count("cannot be run again (no memory)") == 1
@@ -258,17 +255,14 @@ def test_a_look_that_fails_ends_no_training(caplog, monkeypatch):
 # ------------------------------------------------------------------------------- wrong use
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"every": 0}, ValueError, "every"),
-        ({"what_if": []}, ValueError, "no format"),
-        ({"what_if": ["flaot16"]}, ValueError, "did you mean 'float16'"),
-        ({"what_if": "float16"}, ValueError, "expected a list"),
-        ({"file": "/no/such/folder/f"}, UsageError, "cannot write"),
-        ({"file": __file__}, UsageError, "Line 1 of"),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "error", "message"), [
+    ({"every": 0}, ValueError, "every"),
+    ({"what_if": []}, ValueError, "no format"),
+    ({"what_if": ["flaot16"]}, ValueError, "did you mean 'float16'"),
+    ({"what_if": "float16"}, ValueError, "expected a list"),
+    ({"file": "/no/such/folder/f"}, UsageError, "cannot write"),
+    ({"file": __file__}, UsageError, "Line 1 of"),
+])  # fmt: skip
 def test_wrong_arguments_are_one_sentence(arguments, error, message):
     net = chain(1)
     trainer = trainer_of(net)

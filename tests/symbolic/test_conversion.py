@@ -11,14 +11,11 @@ from tests.symbolic.networks import conv_net, ops_of, types_of
 import mxnet as mx
 
 
-@pytest.mark.parametrize(
-    "policy, computed, weights",
-    [
-        ("float16", "float16", "float16"),
-        ("mixed_float16", "float16", "float32"),
-        ("bfloat16", "bfloat16", "float32"),
-    ],
-)
+@pytest.mark.parametrize("policy, computed, weights", [
+    ("float16", "float16", "float16"),
+    ("mixed_float16", "float16", "float32"),
+    ("bfloat16", "bfloat16", "float32"),
+])  # fmt: skip
 def test_dtypes(policy, computed, weights):
     types = types_of(convert(conv_net(), policy), data="float32", softmax_label="float32")
     assert types["conv_output"] == types["fc_output"] == computed
@@ -59,20 +56,14 @@ def test_pins_apply_to_the_names_of_nodes():
     assert types["conv_output"] == "float16"
 
 
-@pytest.mark.parametrize(
-    "kwargs, match",
-    [
-        (
-            {"data_names": ["dta"]},
-            r"no input 'dta' \(did you mean 'data'\?\): pass data_names, pro",
-        ),
-        ({"data_names": "data"}, r"received the string 'data': \['data'\]"),
-        ({"label_names": "x"}, r"received the string 'x': \['x'\]"),
-        ({"policy": "float61"}, "Unknown policy 'float61'"),
-        ({"policy": amp.Policy.parse("float16").pin(blocks=["no_such_layer"])}, "matches no block"),
-        ({"policy": "params=float32,compute=float8_e4m3,output=float32"}, "MXNet has no kernels"),
-    ],
-)
+@pytest.mark.parametrize("kwargs, match", [
+    ({"data_names": ["dta"]}, r"no input 'dta' \(did you mean 'data'\?\): pass data_names, pro"),
+    ({"data_names": "data"}, r"received the string 'data': \['data'\]"),
+    ({"label_names": "x"}, r"received the string 'x': \['x'\]"),
+    ({"policy": "float61"}, "Unknown policy 'float61'"),
+    ({"policy": amp.Policy.parse("float16").pin(blocks=["no_such_layer"])}, "matches no block"),
+    ({"policy": "params=float32,compute=float8_e4m3,output=float32"}, "MXNet has no kernels"),
+])  # fmt: skip
 def test_bad_input_is_refused(kwargs, match):
     with pytest.raises(ValueError, match=match):
         convert(conv_net(), **kwargs)
@@ -100,20 +91,17 @@ def rnn(mode, layers=1, bidirectional=False, name="rnn", **options):
     return mx.sym.RNN(DATA, mx.sym.var("weight"), *states, mode=mode, **options)
 
 
-@pytest.mark.parametrize(
-    "symbol",
-    [
-        DENSE,
-        DENSE.get_internals(),  # variables among the outputs
-        SECOND,
-        mx.sym.Group([SECOND, mx.sym.SoftmaxOutput(DENSE, name="softmax"), SECOND, DENSE, FIRST]),
-        mx.sym.Activation(DENSE, act_type="relu", name="relu"),
-        mx.sym.BatchNorm(DENSE, output_mean_var=True, name="norm"),
-        mx.sym.LeakyReLU(DENSE, mx.sym.var("slope"), act_type="prelu", name="prelu"),
-        mx.sym.topk(DENSE, k=2, ret_typ="both", dtype="int32", name="best"),
-        rnn("lstm", state_outputs=True),
-    ],
-)
+@pytest.mark.parametrize("symbol", [
+    DENSE,
+    DENSE.get_internals(),  # variables among the outputs
+    SECOND,
+    mx.sym.Group([SECOND, mx.sym.SoftmaxOutput(DENSE, name="softmax"), SECOND, DENSE, FIRST]),
+    mx.sym.Activation(DENSE, act_type="relu", name="relu"),
+    mx.sym.BatchNorm(DENSE, output_mean_var=True, name="norm"),
+    mx.sym.LeakyReLU(DENSE, mx.sym.var("slope"), act_type="prelu", name="prelu"),
+    mx.sym.topk(DENSE, k=2, ret_typ="both", dtype="int32", name="best"),
+    rnn("lstm", state_outputs=True),
+])  # fmt: skip
 def test_outputs_keep_their_names(symbol):
     for policy in ("float16", "mixed_float16", "bfloat16", "fused_float32", OUTPUT_IN_FLOAT16):
         cast = convert(symbol, policy)
@@ -139,16 +127,13 @@ def values_and_gradients(symbol, shape):
 
 
 @needs_bfloat16
-@pytest.mark.parametrize(
-    "symbol, shape",
-    [
-        *((rnn(mode), (3, 2, 4)) for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
-        *((rnn(mode, 2, True), (3, 2, 4)) for mode in ("lstm", "rnn_relu")),
-        (mx.sym.FullyConnected(rnn("gru"), num_hidden=3, flatten=False), (3, 2, 4)),
-        (mx.sym.Deconvolution(DATA, kernel=(4, 4), stride=(2, 2), num_filter=2), (2, 3, 5, 5)),
-        (mx.sym.Group([SECOND, DENSE, FIRST]), (2, 3)),
-    ],
-)
+@pytest.mark.parametrize("symbol, shape", [
+    *((rnn(mode), (3, 2, 4)) for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu")),
+    *((rnn(mode, 2, True), (3, 2, 4)) for mode in ("lstm", "rnn_relu")),
+    (mx.sym.FullyConnected(rnn("gru"), num_hidden=3, flatten=False), (3, 2, 4)),
+    (mx.sym.Deconvolution(DATA, kernel=(4, 4), stride=(2, 2), num_filter=2), (2, 3, 5, 5)),
+    (mx.sym.Group([SECOND, DENSE, FIRST]), (2, 3)),
+])  # fmt: skip
 def test_a_converted_symbol_runs_in_bfloat16(symbol, shape):
     expected = values_and_gradients(symbol, shape)
     for one, other in zip(values_and_gradients(convert(symbol, "bfloat16"), shape), expected):

@@ -242,15 +242,6 @@ def test_two_workers_step_and_skip_together(tmp_path):
     assert one == other == [start, True, start / 2, False, start / 2]
 
 
-def test_fit_score_and_predict():
-    data, label = images(128)
-    module = train(Module(conv_net(), loss_scale=2.0**8), data, label, epochs=4)
-    assert isinstance(module, mx.mod.Module)
-    assert dict(module.score(NDArrayIter(data, label, 16), "acc"))["accuracy"] > 0.97
-    out = module.predict(NDArrayIter(data[:22], label[:22], 8))  # without the last batch's padding
-    assert (out.dtype, out.shape) == (np.float32, (22, 4))
-
-
 def test_batches_may_change_their_size():
     module = linear_module([[1.0, 1.0]], 2, loss_scale=8.0)
     for rows in (2, 5, 1):
@@ -341,8 +332,9 @@ def test_a_checkpoint_runs_in_stock_mxnet(tmp_path):
         outputs.append(one.get_outputs()[0].asnumpy())
     np.testing.assert_array_equal(*outputs)
     # float16 has 11 bits, and three roundings follow each other
-    ours = module.predict(NDArrayIter(data, label, 16)).asnumpy()
-    np.testing.assert_allclose(ours, outputs[0], atol=2e-2)
+    ours = module.predict(NDArrayIter(data[:14], label[:14], 4))  # without the last one's padding
+    assert (ours.dtype, ours.shape) == (np.float32, (14, 4))
+    np.testing.assert_allclose(ours.asnumpy(), outputs[0][:14], atol=2e-2)
 
 
 def test_masters_are_what_is_saved_and_states_leave_them_alone(tmp_path):
@@ -394,17 +386,14 @@ def test_states_move_between_policies(tmp_path):
     same(masters, values(wide))
 
 
-@pytest.mark.parametrize(
-    "kwargs, error, match",
-    [
-        ({"fixed_params": ["fc_weight"]}, TypeError, "unexpected keyword argument 'fixed_params'"),
-        ({"loss_scale": 100}, ValueError, "must be a power of two.* the nearest is 128"),
-        ({"data_names": ["Data"]}, ValueError, r"no input 'Data' \(did you mean 'data'\?\)"),
-        ({"context": mx.gpu(), "policy": "bfloat16"}, ValueError, "bfloat16 cannot run on a GPU: "),
-        ({"context": [mx.cpu(), mx.gpu()]}, ValueError, "expected different devices of one type"),
-        ({"context": [mx.cpu(), mx.cpu()]}, ValueError, "expected different devices of one type"),
-    ],
-)
+@pytest.mark.parametrize("kwargs, error, match", [
+    ({"fixed_params": ["fc_weight"]}, TypeError, "unexpected keyword argument 'fixed_params'"),
+    ({"loss_scale": 100}, ValueError, "must be a power of two.* the nearest is 128"),
+    ({"data_names": ["Data"]}, ValueError, r"no input 'Data' \(did you mean 'data'\?\)"),
+    ({"context": mx.gpu(), "policy": "bfloat16"}, ValueError, "bfloat16 cannot run on a GPU: "),
+    ({"context": [mx.cpu(), mx.gpu()]}, ValueError, "expected different devices of one type"),
+    ({"context": [mx.cpu(), mx.cpu()]}, ValueError, "expected different devices of one type"),
+])  # fmt: skip
 def test_bad_arguments_are_refused(kwargs, error, match):
     with pytest.raises(error, match=match):
         Module(conv_net(), **kwargs)

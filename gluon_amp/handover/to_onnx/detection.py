@@ -16,7 +16,7 @@ def _column(value: str, place: int, w: Writer) -> str:
     return w.add("Gather", value, w.scalar(place, "int64"), axis=-1)
 
 
-def rows_at(value: str, places: str, w: Writer) -> str:
+def _rows_at(value: str, places: str, w: Writer) -> str:
     """Return rows (B, K, …) of a tensor (B, N, …) at places (B, K)."""
     return w.add("GatherND", value, w.add("Unsqueeze", places, w.integers([2])), batch_dims=1)
 
@@ -45,7 +45,8 @@ def _kept(
         depth = w.add("Add", w.add("ReduceMax", ids, keepdims=0), w.scalar(1, "int64"))
         off_on = w.constant(np.array([0, 1], np.float32))
         scores = w.add("Mul", scores, w.add("OneHot", ids, depth, off_on, axis=1))
-    limits = w.scalar([count], "int64"), w.scalar([threshold], "float32"), w.scalar([0], "float32")
+    floats = (w.constant(np.array([one], np.float32)) for one in (threshold, 0))
+    limits = w.integers([count]), *floats
     picked = w.add("NonMaxSuppression", boxes, scores, *limits, center_point_box=int(center))
     places = w.add("Gather", picked, w.integers([0, 2]), axis=1)
     nothing = w.add("Mul", ranks, w.scalar(0, "float32"))
@@ -73,12 +74,12 @@ def box_nms(n: Node, w: Writer) -> str:
         background = w.scalar(n.integer("background_id", -1), "float32")
         valid = w.add("And", valid, w.add("Not", w.add("Equal", _column(data, ids, w), background)))
     places, valid = _ordered(scores, valid, count, w)
-    rows = rows_at(data, places, w)
+    rows = _rows_at(data, places, w)
     boxes = w.sliced(rows, 2, start, start + 4)
     of_ids = _column(rows, ids, w) if ids >= 0 and not n.flag("force_suppress") else ""
     kept = _kept(boxes, of_ids, valid, count, n.number("overlap_thresh", 0.5), center, w)
     places, valid = _ordered(kept, w.cast(kept, "bool"), count, w)
-    out = _or_minus_one(valid, rows_at(rows, places, w), w)
+    out = _or_minus_one(valid, _rows_at(rows, places, w), w)
     if n.text("out_format", "corner") != n.text("in_format", "corner"):
         out = _reencoded(out, start, width, center, w)
     if count < total:
@@ -148,11 +149,11 @@ def multibox_detection(n: Node, w: Writer) -> str:
     rows = w.add("Concat", *columns, boxes, axis=2)
     as_they_are = w.constant(np.arange(count, 0, -1, dtype=np.float32)[None])
     places, inside = _ordered(scores if suppresses else as_they_are, valid, count, w)
-    found = rows_at(rows, places, w)
+    found = _rows_at(rows, places, w)
     if suppresses:
         competes = inside
         if 0 < most < count:  # MXNet leaves those behind as they were
-            rest = rows_at(rows, _ordered(as_they_are, valid, count, w)[0], w)
+            rest = _rows_at(rows, _ordered(as_they_are, valid, count, w)[0], w)
             parts = w.sliced(found, 1, 0, most), w.sliced(rest, 1, most, None)
             found = w.add("Concat", *parts, axis=1)
             competes = w.add("And", inside, w.constant(np.arange(count)[None] < most))
@@ -176,15 +177,16 @@ def regions(n: Node, w: Writer) -> str:
     numbers, zero = w.cast(_column(rows, 0, w), "int64"), w.scalar(0, "int64")
     exists = w.add("Unsqueeze", w.add("GreaterOrEqual", numbers, zero), w.integers([1, 2, 3]))
     corners, numbers = w.sliced(rows, 1, 1, 5), w.add("Max", numbers, zero)
+    data, scale = w.as_dtype(n.data, n.wide), n.number("spatial_scale")
     if n.op == "ROIPooling":
         numbers = w.add("Unsqueeze", w.cast(numbers, n.wide), w.integers([1]))
-        inputs, options = [w.add("Concat", numbers, corners, axis=1)], {"pooled_shape": size}
+        rows = w.add("Concat", numbers, corners, axis=1)
+        value = w.add("MaxRoiPool", data, rows, pooled_shape=size, spatial_scale=scale)
     else:
-        inputs, options = [corners, numbers], dict(zip(("output_height", "output_width"), size))
-        options.update(mode="avg", sampling_ratio=max(0, n.integer("sample_ratio", -1)))
-    op = "MaxRoiPool" if n.op == "ROIPooling" else "RoiAlign"
-    data, scale = w.as_dtype(n.data, n.wide), n.number("spatial_scale")
-    value = w.add(op, data, *inputs, spatial_scale=scale, **options)
+        sizes = dict(zip(("output_height", "output_width"), size))
+        ratio = max(0, n.integer("sample_ratio", -1))
+        options = {"mode": "avg", "sampling_ratio": ratio, "spatial_scale": scale, **sizes}
+        value = w.add("RoiAlign", data, corners, numbers, **options)
     return w.back(w.add("Where", exists, value, w.scalar(0, n.wide)), n)
 
 

@@ -57,11 +57,6 @@ def same(n: Node, w: Writer) -> str:
     return found if fits else w.cast(found, n.out.dtype)
 
 
-def scalar(n: Node, w: Writer) -> str:
-    """An operator of a tensor and a number."""
-    return w.add(SCALARS[n.op], *_operands(n, w, n.out.dtype))
-
-
 def decision(n: Node, w: Writer) -> str:
     """A comparison, or a logical operator, whose inputs are true where they are not 0.
 
@@ -140,11 +135,6 @@ def nearest(n: Node, w: Writer) -> str:
     return w.add("Div", value, power) if n.integer("decimals") else value
 
 
-def towards_zero(n: Node, w: Writer) -> str:
-    """Cut off the fraction."""
-    return w.add("Mul", w.add("Sign", n.data), w.add("Floor", w.add("Abs", n.data)))
-
-
 def cube_root(n: Node, w: Writer) -> str:
     """The cube root, or one divided by it, of negative numbers too."""
     root = w.add("Pow", w.add("Abs", n.data), w.scalar(1 / 3, n.out.dtype))
@@ -207,7 +197,7 @@ def leaky_relu(n: Node, w: Writer) -> str:
 
 TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys(SAME, same),
-    **dict.fromkeys(SCALARS, scalar),
+    **dict.fromkeys(SCALARS, lambda n, w: w.add(SCALARS[n.op], *_operands(n, w, n.out.dtype))),
     # From floats to integers both cut off the fraction
     **dict.fromkeys(["Cast", "amp_cast"], lambda n, w: w.cast(n.data, n.out.dtype)),
     "amp_multicast": lambda n, w: [w.cast(a, b.dtype) for a, b in zip(n.inputs, n.outputs)],
@@ -226,7 +216,10 @@ TRANSLATIONS: Dict[str, Callable] = {
     ),
     "smooth_l1": smooth_l1,
     **dict.fromkeys(["round", "rint", "_contrib_round_ste"], nearest),
-    **dict.fromkeys(["trunc", "fix"], towards_zero),
+    **dict.fromkeys(  # cut off the fraction
+        ["trunc", "fix"],
+        lambda n, w: w.add("Mul", w.add("Sign", n.data), w.add("Floor", w.add("Abs", n.data))),
+    ),
     **dict.fromkeys(["_mod", "_mod_scalar", "_rmod_scalar", "broadcast_mod"], modulo),
     **dict.fromkeys(["_hypot", "_hypot_scalar", "broadcast_hypot"], hypotenuse),
     "where": where,

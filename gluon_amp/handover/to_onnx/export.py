@@ -1,7 +1,7 @@
 """`export_onnx`: a net as an ONNX file that was run and compared before the call returns."""
 
 import os
-from typing import Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
@@ -197,20 +197,23 @@ def _batch_axes(
 ) -> Dict[str, Optional[int]]:
     """Return the axis of each input that follows the batch."""
     names = list(network.inputs)
-    shared = batch_axis is None or isinstance(batch_axis, int)
-    axes = [batch_axis] * len(names) if shared else list(batch_axis)
-    if not all(axis is None or isinstance(axis, int) for axis in axes):
+    given: List[Optional[int]] = (
+        [batch_axis] * len(names)
+        if batch_axis is None or isinstance(batch_axis, int)
+        else list(batch_axis)
+    )
+    if not all(axis is None or isinstance(axis, int) for axis in given):
         raise TypeError(
             f"export_onnx() got batch_axis={batch_axis!r}, expected an axis, None or one of these "
             "for each input."
         )
-    if len(axes) != len(names):
+    if len(given) != len(names):
         raise UsageError(
-            f"export_onnx() got {len(axes)} axes of the batch, expected one for each of the "
+            f"export_onnx() got {len(given)} axes of the batch, expected one for each of the "
             f"{len(names)} inputs: {', '.join(names)}."
         )
-    sizes = {}
-    for name, axis in zip(names, axes):
+    axes, sizes = dict(zip(names, given)), {}
+    for name, axis in axes.items():
         shape = network.inputs[name].shape
         if axis is not None and not -len(shape) <= axis < len(shape):
             raise UsageError(
@@ -224,7 +227,6 @@ def _batch_axes(
             f"export_onnx(): the inputs have batches of {sizes}: give batch_axis, one for each "
             "input and None for one that has no batch."
         )
-    axes = dict(zip(names, axes))
     batch = batch_of(network, axes)
     try:
         network.shapes(network.inputs)
@@ -244,7 +246,7 @@ def _batch_axes(
     return axes
 
 
-def _own_outputs(net: object, inputs: tuple) -> List[Tuple[str, List[np.ndarray]]]:
+def _own_outputs(net: Any, inputs: tuple) -> List[Tuple[str, List[np.ndarray]]]:
     """Return what a cast net returns for the inputs, to be shown beside the float32 net."""
     policy = policy_of(net) if isinstance(net, gluon.HybridBlock) else None
     if policy is None or policy.compute_dtype == "float32":

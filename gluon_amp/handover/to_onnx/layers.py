@@ -21,11 +21,6 @@ def window(n: Node) -> dict:
     }
 
 
-def convolution(n: Node, w: Writer) -> str:
-    """A convolution, grouped or not, of one to three axes."""
-    return w.add("Conv", *n.inputs, group=n.integer("num_group", 1), **window(n))
-
-
 def deconvolution(n: Node, w: Writer) -> str:
     """A transposed convolution; its padding follows from the output's size where that is given."""
     attributes, rank = window(n), n.data.rank - 2
@@ -34,7 +29,7 @@ def deconvolution(n: Node, w: Writer) -> str:
         keys = ("kernel_shape", "strides", "dilations")
         sizes = zip(n.out.shape[2:], n.data.shape[2:], *(attributes[key] for key in keys))
         more = [s * (i - 1) + (k - 1) * dilate + 1 - o for o, i, k, s, dilate in sizes]
-        extra = [one % 2 for one in more]
+        extra = tuple(one % 2 for one in more)
         attributes["pads"] = tuple((one + odd) // 2 for one, odd in zip(more, extra)) * 2
     group = n.integer("num_group", 1)
     return w.add("ConvTranspose", *n.inputs, group=group, output_padding=extra, **attributes)
@@ -91,7 +86,8 @@ def gemm(n: Node, w: Writer) -> str:
 def dot(n: Node, w: Writer) -> str:
     """MXNet's dot: the last axis of the first with the first axis of the second."""
     left, right = n.inputs
-    a, b = left.name, right.name
+    a: Value = left.name
+    b: Value = right.name
     if not (left.rank and right.rank):  # scalars of mx.np
         return w.add("Mul", a, b)
     if n.flag("transpose_a"):
@@ -159,7 +155,10 @@ def _part(data: Tensor, heads: int, parts: int, which: int, w: Writer) -> str:
 
 
 TRANSLATIONS: Dict[str, Callable] = {
-    **dict.fromkeys(["Convolution", "Convolution_v1"], convolution),
+    **dict.fromkeys(
+        ["Convolution", "Convolution_v1"],
+        lambda n, w: w.add("Conv", *n.inputs, group=n.integer("num_group", 1), **window(n)),
+    ),
     "Deconvolution": deconvolution,
     "FullyConnected": dense,
     "batch_dot": lambda n, w: w.add("MatMul", *_factors(n, w)),

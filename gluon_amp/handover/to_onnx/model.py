@@ -2,12 +2,12 @@
 
 import importlib
 from types import ModuleType
-from typing import List, Mapping, Sequence, Set, Tuple, Union
+from typing import Any, List, Mapping, Sequence, Set, Tuple, Union
 
 import numpy as np
 
 from gluon_amp.base.messages import UsageError, reason_of
-from gluon_amp.handover.network import Edge
+from gluon_amp.graph import Edge
 from gluon_amp.handover.to_onnx.translate import Translated
 from gluon_amp.handover.to_onnx.writer import IR_VERSION, OPSET, Tensor
 
@@ -16,16 +16,17 @@ LARGEST = 2**31 - 2**20  # bytes of the weights in one file, as protobuf holds l
 
 def packages() -> Tuple[ModuleType, ModuleType]:
     """Return onnx and onnxruntime; one that is missing, or too new for this numpy, is refused."""
-    found = []
-    for name in ("onnx", "onnxruntime"):
-        try:
-            found.append(importlib.import_module(name))
-        except Exception as error:  # a package that is too new raises whatever it happens to
-            raise UsageError(
-                f"export_onnx() needs onnx and onnxruntime, and {name} cannot be imported "
-                f"({reason_of(error)}): run `pip install 'gluon-amp[export]'`."
-            ) from None
-    return tuple(found)
+    return _package("onnx"), _package("onnxruntime")
+
+
+def _package(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # a package that is too new raises whatever it happens to
+        raise UsageError(
+            f"export_onnx() needs onnx and onnxruntime, and {name} cannot be imported "
+            f"({reason_of(error)}): run `pip install 'gluon-amp[export]'`."
+        ) from None
 
 
 def encode(
@@ -92,7 +93,7 @@ def output_names(count: int) -> List[str]:
     return ["output"] if count == 1 else [f"output{k}" for k in range(count)]
 
 
-def _attribute(key: str, value: object) -> object:
+def _attribute(key: str, value: Any) -> Any:
     from onnx import helper, numpy_helper
 
     if key == "to":

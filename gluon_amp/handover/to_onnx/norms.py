@@ -28,8 +28,8 @@ def _normalized(value: str, axes: List[int], eps: float, n: Node, w: Writer) -> 
     difference = w.add("Sub", value, w.add("ReduceMean", value, axes=axes, keepdims=1))
     square = w.add("Mul", difference, difference)
     variance = w.add("ReduceMean", square, axes=axes, keepdims=1)
-    eps = w.scalar(n.number("eps", eps), n.wide)
-    return w.add("Div", difference, w.add("Sqrt", w.add("Add", variance, eps)))
+    epsilon = w.scalar(n.number("eps", eps), n.wide)
+    return w.add("Div", difference, w.add("Sqrt", w.add("Add", variance, epsilon)))
 
 
 def _shifted(value: str, axis: int, rank: int, n: Node, w: Writer) -> str:

@@ -4,28 +4,16 @@ Rounding may change what such an operator decides where values are nearly equal,
 behind it. So each part between them is compared by itself, with the network's own values as inputs.
 """
 
-from typing import Dict, Iterator, List, NamedTuple, Set, Tuple
+from typing import Dict, Iterator, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
 from gluon_amp import graph
-from gluon_amp.handover.network import Edge, Network
+from gluon_amp.graph import Edge, classic, op_table
+from gluon_amp.handover.network import Network
 from gluon_amp.handover.rounding import LEAST, effect_of_rounding, largest
 from gluon_amp.handover.to_onnx.model import Session, encode
-from gluon_amp.handover.to_onnx.translate import Translated, canonical
-
-# Operators whose result jumps; those of mx.np have the names of `canonical`
-DECIDING = {
-    *"topk sort argsort argmax argmin argmax_channel floor ceil round rint fix trunc sign".split(),
-    *"ROIPooling _contrib_box_nms _contrib_MultiBoxDetection _contrib_Proposal".split(),
-    *"_contrib_MultiProposal _contrib_bipartite_matching Cast _contrib_round_ste".split(),
-    *"_contrib_sign_ste".split(),
-    *(
-        f"{prefix}{name}{suffix}"
-        for name in "equal not_equal greater greater_equal lesser lesser_equal".split()
-        for prefix, suffix in (("broadcast_", ""), ("_", "_scalar"), ("_", ""))
-    ),
-}
+from gluon_amp.handover.to_onnx.translate import Translated
 
 
 class Part(NamedTuple):
@@ -45,7 +33,7 @@ def levels_of(network: Network) -> List[int]:
         sources = [entry[0] for entry in node["inputs"]]
         if node["name"] in network.inputs or not depends.isdisjoint(sources):
             depends.add(i)
-        decides = i in depends and canonical(node["op"]) in DECIDING
+        decides = i in depends and op_table.has("decides", node["op"])
         levels.append(max((levels[k] for k in sources), default=0) + decides)
     return levels
 
@@ -86,7 +74,7 @@ def _is_rank(network: Network, edge: Edge) -> bool:
     """Return whether an edge has the places of sorted values."""
     node = network.nodes[edge[0]]
     kinds = {"topk": node["attrs"].get("ret_typ", "indices"), "argsort": "indices"}
-    return kinds.get(canonical(node["op"])) == ("both" if edge[1] == 1 else "indices")
+    return kinds.get(classic(node["op"])) == ("both" if edge[1] == 1 else "indices")
 
 
 def _by_rank(
@@ -127,18 +115,23 @@ def _part(
     network: Network, levels: List[int], number: int, results: List[Edge]
 ) -> Tuple[Network, Dict[Edge, str]]:
     """Return the network behind the decisions of a level, and the names of what it is given."""
-    out, given = graph.Writer(), {}
-    entering = {*network.edges(), *results}
-    for i, node in enumerate(network.nodes):
-        decided = levels[i] == number and canonical(node["op"]) in DECIDING
-        if not node["inputs"] or (levels[i] == number and not decided):
-            out.copy(node, [out.remap(entry) for entry in node["inputs"]])
-        elif levels[i] < number or decided:
-            for edge in sorted(edge for edge in entering if edge[0] == i):
-                given[edge] = f"given{edge[0]}_{edge[1]}"
-                out.replaced[edge] = out.emit("null", given[edge])
-        out.numbers.append(len(out.nodes) - 1)
+    given: Dict[Edge, str] = {}
+    entering = {*graph.edges_of(network.json), *results}
+
+    def in_part(
+        out: graph.Writer, i: int, node: graph.Json, inputs: List[graph.Entry]
+    ) -> Optional[graph.Entry]:
+        decided = levels[i] == number and op_table.has("decides", node["op"])
+        if not inputs or not (levels[i] < number or decided):
+            return None  # nodes of later levels are pruned
+        for edge in sorted(edge for edge in entering if edge[0] == i):
+            given[edge] = f"given{edge[0]}_{edge[1]}"
+            out.replaced[edge] = out.emit("null", given[edge])
+        return out.replaced.get((i, 0), inputs[0])
+
+    out = graph.Writer()
+    out.rewrite(network.json, in_part)
     heads = [out.remap([*edge, 0]) for edge in results]
-    json = graph.pruned({**network.json, "nodes": out.nodes, "heads": heads})
+    json = graph.pruned({**out.graph(network.json), "heads": heads})
     names = {*graph.variables(json)}
     return network._replace(json=json), {e: name for e, name in given.items() if name in names}

@@ -82,8 +82,8 @@ def upsampling(n: Node, w: Writer) -> str:
     if len(n.inputs) > 1:
         raise UntranslatableError("several inputs: upsample and concatenate them one by one")
     scales = w.constant(np.array([1, 1, scale, scale], np.float32))
-    options = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
-    return w.add("Resize", n.data, "", scales, mode="nearest", **options)
+    places = {"coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"}
+    return w.add("Resize", n.data, "", scales, mode="nearest", **places)
 
 
 def _interpolation(size: int, into: int, align_corners: bool) -> np.ndarray:

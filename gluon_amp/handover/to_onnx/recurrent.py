@@ -21,21 +21,22 @@ def rnn(n: Node, w: Writer) -> List[str]:
     """A recurrent layer, or several, with all their weights in one vector."""
     mode, layers = n.text("mode"), n.integer("num_layers")
     ways = 2 if n.flag("bidirectional") else 1
-    if n.inputs[1].value is None:
+    packed = n.inputs[1].value
+    if packed is None:
         raise UntranslatableError("weights that are computed from the data")
     if n.flag("use_sequence_length") or n.text("projection_size") != "None":
         raise UntranslatableError("lengths or a projection inside the RNN layer")
     value = w.as_dtype(n.data, n.wide)
     states = [w.as_dtype(one, n.wide) for one in n.inputs[2:]]
-    attributes = {"direction": "bidirectional" if ways == 2 else "forward"}
+    attributes: Dict[str, object] = {"direction": "bidirectional" if ways == 2 else "forward"}
     attributes["hidden_size"] = n.integer("state_size")
     if mode == "gru":
         attributes["linear_before_reset"] = 1
     if mode == "rnn_relu":
         attributes["activations"] = ["Relu"] * ways
-    narrow = n.inputs[1].value.dtype != n.wide  # as those of a mixed file are stored
+    narrow = packed.dtype != n.wide  # as those of a mixed file are stored
     lasts: List[List[str]] = []
-    for layer, weights in enumerate(_weights(n, layers, ways)):
+    for layer, weights in enumerate(_weights(packed, n, layers, ways)):
         first = [w.sliced(one, 0, layer * ways, (layer + 1) * ways) for one in states]
         names = [w.constant(one, "weights") for one in weights]
         inputs = [value, *[w.cast(name, n.wide) if narrow else name for name in names], "", *first]
@@ -47,10 +48,9 @@ def rnn(n: Node, w: Writer) -> List[str]:
     return [w.back(one, n) for one in [value, *joined]]
 
 
-def _weights(n: Node, layers: int, ways: int) -> List[List[np.ndarray]]:
+def _weights(packed: np.ndarray, n: Node, layers: int, ways: int) -> List[List[np.ndarray]]:
     """Return W, R and B of ONNX for each layer from MXNet's vector."""
-    packed, size = n.inputs[1].value, n.integer("state_size")
-    order, at = MODES[n.text("mode")][1], 0
+    order, size, at = MODES[n.text("mode")][1], n.integer("state_size"), 0
 
     def take(*shape: int) -> np.ndarray:
         nonlocal at

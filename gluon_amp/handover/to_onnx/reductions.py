@@ -140,5 +140,5 @@ TRANSLATIONS: Dict[str, Callable] = {
     **dict.fromkeys(["_npi_var", "_npi_std"], variance),
     **dict.fromkeys(["argmax", "argmax_channel", "argmin"], extreme_place),
     **dict.fromkeys(["topk", "sort", "argsort"], ordered),
-    "cumsum": cumsum,
+    "_np_cumsum": cumsum,
 }

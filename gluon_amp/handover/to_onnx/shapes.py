@@ -8,23 +8,14 @@ import numpy as np
 from gluon_amp.handover.to_onnx.writer import NONLINEAR, Node, Tensor, UntranslatableError, Writer
 
 
-def reshape(n: Node, w: Writer) -> str:
-    """Any operator that only changes the shape: the output's is known, whatever the batch."""
-    return w.reshaped(n.data, n.out)
-
-
 def transpose(n: Node, w: Writer) -> str:
-    """Permute the axes; without any given, reverse them."""
+    """Permute the axes; without any given, reverse them; or exchange two of them."""
     order = n.integers("axes", tuple(reversed(range(n.data.rank))))
+    if n.op == "SwapAxis":
+        pair = [n.data.axis(n.integer(key)) for key in ("dim1", "dim2")]
+        exchanged = dict(zip(pair, reversed(pair)))
+        order = tuple(exchanged.get(axis, axis) for axis in range(n.data.rank))
     return w.add("Transpose", n.data, perm=[n.data.axis(axis) for axis in order])
-
-
-def swap_axes(n: Node, w: Writer) -> str:
-    """Exchange two axes."""
-    order = list(range(n.data.rank))
-    a, b = (n.data.axis(n.integer(key)) for key in ("dim1", "dim2"))
-    order[a], order[b] = b, a
-    return w.add("Transpose", n.data, perm=order)
 
 
 def concat(n: Node, w: Writer) -> str:
@@ -81,9 +72,8 @@ def slice_(n: Node, w: Writer) -> str:
 
 def slice_axis(n: Node, w: Writer) -> str:
     """A slice of one axis."""
-    end = n.text("end", "None")
-    axis = n.data.axis(n.integer("axis"))
-    return w.sliced(n.data, axis, n.integer("begin"), None if end == "None" else int(end))
+    (end,) = n.places("end") or [None]
+    return w.sliced(n.data, n.data.axis(n.integer("axis")), n.integer("begin"), end)
 
 
 def slice_like(n: Node, w: Writer) -> str:
@@ -106,11 +96,6 @@ def crop(n: Node, w: Writer) -> str:
     return value
 
 
-def expand(n: Node, w: Writer) -> str:
-    """Any operator that only broadcasts."""
-    return w.add("Expand", _with_axes_before(n.data, n.out.rank, w), w.sizes(n.out))
-
-
 def _with_axes_before(tensor: Tensor, rank: int, w: Writer) -> str:
     """Return a tensor with axes of size 1 before its own, so that it has at least so many."""
     more = range(rank - tensor.rank)
@@ -126,10 +111,10 @@ def tile(n: Node, w: Writer) -> str:
 
 def repeat(n: Node, w: Writer) -> str:
     """Repeat each value, along an axis or of the flattened tensor."""
-    value, rank, axis = n.data.name, n.data.rank, n.text("axis")
-    if axis == "None":
-        value, rank, axis = w.add("Reshape", value, w.integers([-1])), 1, 0
-    axis = int(axis) % rank
+    value, rank = n.data.name, n.data.rank
+    if n.text("axis") == "None":
+        value, rank = w.add("Reshape", value, w.integers([-1])), 1
+    axis = n.integer("axis") % rank
     counts = [n.integer("repeats") if k == axis + 1 else 1 for k in range(rank + 1)]
     value = w.add("Tile", w.add("Unsqueeze", value, w.integers([axis + 1])), w.integers(counts))
     return w.reshaped(value, n.out)
@@ -180,7 +165,7 @@ def diagonal(n: Node, w: Writer) -> str:
     value = w.transposed(n.data, [*rest, first, second])
     flat = w.add("Reshape", value, w.integers([0] * len(rest) + [rows * columns]))
     places = np.diagonal(np.arange(rows * columns).reshape(rows, columns), offset)
-    return w.add("Gather", flat, w.integers(places), axis=len(rest))
+    return w.add("Gather", flat, w.integers(places.tolist()), axis=len(rest))
 
 
 def triangle(n: Node, w: Writer) -> str:
@@ -286,10 +271,12 @@ def one_hot(n: Node, w: Writer) -> str:
 
 
 TRANSLATIONS: Dict[str, Callable] = {
-    **dict.fromkeys("Reshape reshape_like expand_dims squeeze _npx_reshape".split(), reshape),
+    # Operators that only change the shape: the output's is known, whatever the batch.
+    **dict.fromkeys(
+        "Reshape reshape_like expand_dims squeeze".split(), lambda n, w: w.reshaped(n.data, n.out)
+    ),
     "Flatten": lambda n, w: w.add("Flatten", n.data, axis=1),
-    "transpose": transpose,
-    "SwapAxis": swap_axes,
+    **dict.fromkeys(["transpose", "SwapAxis"], transpose),
     **dict.fromkeys(["Concat", "_npi_concatenate"], concat),
     "stack": stack,
     "SliceChannel": split,
@@ -298,7 +285,10 @@ TRANSLATIONS: Dict[str, Callable] = {
     "slice_axis": slice_axis,
     "slice_like": slice_like,
     "Crop": crop,
-    **dict.fromkeys("broadcast_to broadcast_like broadcast_axis".split(), expand),
+    **dict.fromkeys(
+        "broadcast_to broadcast_like broadcast_axis".split(),
+        lambda n, w: w.add("Expand", _with_axes_before(n.data, n.out.rank, w), w.sizes(n.out)),
+    ),
     "tile": tile,
     "repeat": repeat,
     **dict.fromkeys(["Pad", "_npi_pad"], pad),

@@ -1,14 +1,13 @@
 """A network as an ONNX model: every operator that reads data translated, all others computed."""
 
-import re
 from typing import Callable, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
 
 import numpy as np
 
 from gluon_amp import graph
 from gluon_amp.base.messages import UsageError
-from gluon_amp.graph import classic, integers, op_table
-from gluon_amp.handover.network import Edge, Network
+from gluon_amp.graph import Edge, classic, integers, op_table
+from gluon_amp.handover.network import Network
 from gluon_amp.handover.to_onnx import (
     detection,
     elementwise,
@@ -17,23 +16,13 @@ from gluon_amp.handover.to_onnx import (
     pooling,
     recurrent,
     reductions,
-    sampling,
     shapes,
 )
 from gluon_amp.handover.to_onnx.writer import Batch, Node, Tensor, UntranslatableError, Writer
 
-_KINDS = (elementwise, reductions, shapes, layers, pooling, norms, recurrent, detection, sampling)
+_KINDS = (elementwise, reductions, shapes, layers, pooling, norms, recurrent, detection)
 TRANSLATIONS: Dict[str, Callable] = {
     op: translation for kind in _KINDS for op, translation in kind.TRANSLATIONS.items()
-}
-
-# Inputs of which an operator needs the shape alone
-SHAPES_ALONE = {
-    **dict.fromkeys("zeros_like ones_like shape_array size_array".split(), (0,)),
-    **dict.fromkeys("_contrib_arange_like _contrib_MultiBoxPrior _npi_full_like".split(), (0,)),
-    **dict.fromkeys("slice_like reshape_like broadcast_like".split(), (1,)),
-    "Crop": (1,),
-    "_contrib_BilinearResize2D": (1,),
 }
 
 
@@ -61,7 +50,8 @@ def translate(network: Network, batch_axes: Dict[str, Optional[int]]) -> Transla
     outputs: Dict[int, List[int]] = {}
     for i, k in sorted(read):
         outputs.setdefault(i, []).append(k)
-    variables, used = {}, set()
+    variables: Dict[str, Edge] = {}
+    used: Set[str] = set()
     for i, json in enumerate(network.nodes):
         found = []
         if json["op"] == "null" and i not in constant:
@@ -79,12 +69,8 @@ def translate(network: Network, batch_axes: Dict[str, Optional[int]]) -> Transla
 
 
 def canonical(op: str) -> str:
-    """Return the name under which an operator of mx.np is translated, or its own."""
-    rest = re.sub(r"^_np[ix]?_", "", op)
-    older = rest.replace("less", "lesser").replace("around", "round")
-    options = [op, classic(op), rest, older]
-    options += [f"{prefix}{one}" for one in (rest, older) for prefix in ("broadcast_", "_")]
-    return next((one for one in options if one in TRANSLATIONS), op)
+    """Return the name under which an operator is translated: its own, or that of mx.nd."""
+    return op if op in TRANSLATIONS else classic(op)
 
 
 def _tensors(
@@ -123,12 +109,11 @@ def with_batch(
     inputs: Dict[str, np.ndarray], batch_axes: Dict[str, Optional[int]], size: int
 ) -> Dict[str, np.ndarray]:
     """Return the inputs for a batch of another size: samples repeated, or left out."""
-    return {
-        name: array
-        if batch_axes[name] is None
-        else np.take(array, np.arange(size) % array.shape[batch_axes[name]], batch_axes[name])
-        for name, array in inputs.items()
-    }
+    sized = dict(inputs)
+    for name, axis in batch_axes.items():
+        if axis is not None:
+            sized[name] = np.take(inputs[name], np.arange(size) % inputs[name].shape[axis], axis)
+    return sized
 
 
 def _constants(network: Network, tensors: Dict[Edge, Tensor]) -> Set[int]:
@@ -155,7 +140,7 @@ def _constants(network: Network, tensors: Dict[Edge, Tensor]) -> Set[int]:
 
 def _values_of(network: Network, i: int) -> List[Edge]:
     """Return the edges whose values a node needs, and not their shapes alone."""
-    alone = SHAPES_ALONE.get(canonical(network.nodes[i]["op"]), ())
+    alone = op_table.inputs("shape", network.nodes[i]["op"])
     return [edge for k, edge in enumerate(network.inputs_of(i)) if k not in alone]
 
 
@@ -164,7 +149,7 @@ def _draws(node: dict) -> bool:
     if node["op"] == "Dropout":
         return node["attrs"].get("mode") == "always"
     inside = (one for body in node.get("subgraphs", ()) for one in body["nodes"])
-    return node["op"] in op_table.named("random") or any(map(_draws, inside))
+    return op_table.has("random", node["op"]) or any(map(_draws, inside))
 
 
 def _read(network: Network, constant: Iterable[int]) -> Set[Edge]:
@@ -189,10 +174,10 @@ def _translated(
     node = Node(canonical(json["op"]), json["attrs"], inputs, returned)
     writer.prefix = json["name"]
     try:
-        if node.op in op_table.named("random") and node.op not in TRANSLATIONS:
-            raise UntranslatableError("it draws random numbers")
         if node.op not in TRANSLATIONS:
-            raise UntranslatableError("ONNX has no such operator, or no translation is known")
+            random = op_table.has("random", node.op)
+            unknown = "ONNX has no such operator, or no translation is known"
+            raise UntranslatableError("it draws random numbers" if random else unknown)
         found = TRANSLATIONS[node.op](node, writer)
         if isinstance(found, str):
             return [found]

@@ -65,7 +65,7 @@ def compare(
         if kind == "given":
             refuse_without_numbers(expected, "export_onnx")
         own = [*_rows(about, against, found, expected, allowed)]
-        proves_little = any(_is_wrong(row) or row.allowed > WEAK for row in own)
+        proves_little = any(_is_wrong(row) or (row.allowed or 0) > WEAK for row in own)
         decided = max(levels_of(network)) > 0 and proves_little
         if decided:
             parts = compared(network, translated, inputs, dtype)
@@ -73,8 +73,8 @@ def compare(
         rows += own
         if network.cast:
             _refuse_overflows(network, float32, inputs, dtype)
-            allowed = None if decided else effect_of_rounding(float32, inputs, dtype=dtype)
-            rows += _rows(about, FLOAT32, found, float32.run(inputs), allowed)
+            bounds = None if decided else effect_of_rounding(float32, inputs, dtype=dtype)
+            rows += _rows(about, FLOAT32, found, float32.run(inputs), bounds)
         for other, outputs in others if kind == "given" else ():
             rows += _rows(about, other, found, outputs)
     return rows

@@ -7,7 +7,7 @@ from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.graph import flag, integers
+from gluon_amp.graph import flag, integer, integers, is_set, number
 
 OPSET = 13
 IR_VERSION = 7  # the one of opset 13
@@ -73,8 +73,7 @@ class Node(NamedTuple):
 
     def text(self, key: str, default: str = "None") -> str:
         """Return an attribute as MXNet wrote it; the default if it is None."""
-        text = self.attrs.get(key, "None")
-        return default if text == "None" else text
+        return self.attrs[key] if is_set(self.attrs, key) else default
 
     def flag(self, key: str, default: bool = False) -> bool:
         """Return an attribute that is True or False."""
@@ -82,11 +81,11 @@ class Node(NamedTuple):
 
     def number(self, key: str, default: float = 0.0) -> float:
         """Return an attribute that is a number."""
-        return float(self.text(key, str(default)))
+        return float(number(self.attrs, key, default))
 
     def integer(self, key: str, default: int = 0) -> int:
         """Return an attribute that is a whole number."""
-        return int(self.text(key, str(default)))
+        return integer(self.attrs, key, default)
 
     def integers(self, key: str, default: Tuple[int, ...] = ()) -> Tuple[int, ...]:
         """Return an attribute that is a tuple; the default if it is empty or None."""

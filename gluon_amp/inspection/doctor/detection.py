@@ -82,7 +82,7 @@ def read_machine() -> Machine:
         cpu_bfloat16=bfloat16.is_native(kernels.available()),
         compiler=" ".join(compiler) if compiler else None,
         native=kernels.available(),
-        prebuilt=kernels.available() and kernels.library().prebuilt,
+        prebuilt=bool(getattr(kernels.library(), "prebuilt", False)),
     )
 
 

@@ -23,7 +23,7 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp docto
     add(
         "--selftest",
         action="store_true",
-        help="check laws, arithmetic, speed and memory on the device instead (at most ten minutes)",
+        help="check the installation by what the device computes instead (seconds)",
     )
     add("--verbose", action="store_true", help="also list the variables that are not set")
     options = parser.parse_args(arguments)
