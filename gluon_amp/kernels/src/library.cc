@@ -23,6 +23,7 @@
 #include "depthwise_convolution.cc"
 #include "norm.cc"
 #include "packed_weights.cc"
+#include "packing.cc"
 #include "pooling.cc"
 #include "pointwise.cc"
 #include "recurrent.cc"
