@@ -16,29 +16,22 @@
 
 #include "blocked.h"
 #include "kernels.h"
+#include "memory.h"
 
 namespace gluon_amp {
 namespace depthwise {
 namespace {
 
 constexpr int64_t kBufferBytes = 96 << 10;
-constexpr int64_t kCacheLine = 64;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Float32 memory of the calling thread, kept for its next call
-float* scratch(int64_t values) {
-  thread_local std::vector<float> memory;
-  constexpr int64_t line = kCacheLine / sizeof(float);
-  if (static_cast<int64_t>(memory.size()) < values + line) memory.resize(values + line);
-  const auto misplaced = reinterpret_cast<uintptr_t>(memory.data()) % kCacheLine;
-  return memory.data() + (misplaced ? (kCacheLine - misplaced) / sizeof(float) : 0);
+// Float32 memory of this thread
+float* floats(int64_t count) {
+  return static_cast<float*>(scratch(Purpose::kDepthwise, count * sizeof(float)));
 }
 
-int64_t whole_lines(int64_t values) {
-  constexpr int64_t line = kCacheLine / sizeof(float);
-  return ceil_div(values, line) * line;
-}
+int64_t whole_cache_lines(int64_t values) { return ceil_div(values, 16) * 16; }
 
 // ------------------------------------------------------------------------------------------ plans
 
@@ -137,7 +130,7 @@ struct Plan {
     const int64_t row_bytes = pitch * width * source.each * sizeof(float);
     const int64_t kept = kBufferBytes / row_bytes - (rows.highest - rows.lowest + 1);
     at_once = std::min(rows.most, std::max<int64_t>(1, kept / rows.stride + 1));
-    buffer_size = whole_lines(rows.reach(at_once) * pitch * width);
+    buffer_size = whole_cache_lines(rows.reach(at_once) * pitch * width);
     for (const Phase& y : rows.phases) {
       for (const Phase& x : columns.phases) {
         const int64_t taps = source.each * y.taps.size() * x.taps.size();
@@ -298,7 +291,7 @@ void gather(const Convolution& shape, const Plan& plan, const DepthwiseKernels& 
   const int64_t steps = shape.images * slices.count * plan.rows.results * plan.columns.results;
   const int threads = threads_for(steps * (taps + 1), tasks);
 
-  float* const all_buffers = scratch(threads * buffers_size + slices.count * packed_size);
+  float* const all_buffers = floats(threads * buffers_size + slices.count * packed_size);
   float* const all_packed = all_buffers + threads * buffers_size;
 #pragma omp parallel num_threads(threads)
   {
@@ -368,11 +361,11 @@ void correlate(const Convolution& shape, const Plan& plan, const DepthwiseKernel
   const int64_t tasks = parts * slices.count;
   const int64_t sums_size = (taps + 1) * width;  // the bias is the last one
   const int64_t data_size = plan.source.each * plan.buffer_size;
-  const int64_t buffers_size = data_size + whole_lines(at_once * shape.out_width * width);
+  const int64_t buffers_size = data_size + whole_cache_lines(at_once * shape.out_width * width);
   const int64_t steps = shape.images * slices.count * shape.out_height * shape.out_width;
   const int threads = threads_for(steps * (taps + 1), tasks);
 
-  float* const all_buffers = scratch(threads * buffers_size + tasks * sums_size);
+  float* const all_buffers = floats(threads * buffers_size + tasks * sums_size);
   float* const all_sums = all_buffers + threads * buffers_size;
 #pragma omp parallel num_threads(threads)
   {

@@ -10,10 +10,10 @@
 #include "formats.h"
 #include "moves_kernels.h"
 #include "norm_kernels.h"
-#include "pointwise_kernels.h"
 #include "pooling_kernels.h"
-#include "rows_kernels.h"
+#include "program.h"
 #include "recurrent_kernels.h"
+#include "rows_kernels.h"
 
 namespace gluon_amp {
 

@@ -31,7 +31,8 @@ class Buffer {
 // Memory of one thread that is reused by the next caller that passes the same purpose. Fresh memory would
 // cost more time than most kernels, because of page faults.
 enum class Purpose {
-  kWeight, kWeightGradient, kImages, kResult, kWideImages, kWideResult, kWideTarget, kRecurrent, kCount
+  kWeight, kWeightGradient, kImages, kResult, kWideImages, kWideResult, kWideTarget, kRecurrent, kDepthwise,
+  kPackedBlock, kCount
 };
 inline void* scratch(Purpose purpose, size_t bytes) {
   static thread_local std::unique_ptr<Buffer> buffers[static_cast<int>(Purpose::kCount)];

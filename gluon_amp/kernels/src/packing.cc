@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "kernels.h"
+#include "memory.h"
 #include "onednn.h"
 #include "parallel.h"
 #include "values.h"
@@ -138,11 +139,9 @@ void each_ordered_block(const Layout& layout, Body body) {
   });
 }
 
-// Memory of this thread for at least `count` values
-float* memory_of_thread(size_t count) {
-  static thread_local std::vector<float> memory;
-  if (memory.size() < count) memory.resize(count);
-  return memory.data();
+// Memory of this thread
+float* floats_of_thread(size_t count) {
+  return static_cast<float*>(scratch(Purpose::kPackedBlock, count * sizeof(float)));
 }
 
 void convert(const float* in, Bfloat* out, int64_t n) { kernels().to_bfloat(in, out, n); }
@@ -173,7 +172,7 @@ void transpose(const float* in, float* out, const Transposition& t) {
 template <typename To>
 void pack_block(const float* source, int64_t row, const Layout& layout, const Block& b, Order order,
                 To* packed) {
-  float* memory = memory_of_thread(layout.side * layout.side * layout.positions);
+  float* memory = floats_of_thread(layout.side * layout.side * layout.positions);
   const int64_t positions = layout.positions, side = layout.side;
   const int64_t count = b.channels * positions, step = sizeof(To) == 2 ? 2 : 1;
   To* target = packed + layout.of_group[b.group];
@@ -319,7 +318,7 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
     const int64_t count = b.channels * positions, row = layout.channels * positions;
     const float* source = values + layout.of_group[b.group];
     const int64_t start = ((b.group * layout.filters + b.filter) * layout.channels + b.channel) * positions;
-    float* packed_rows = memory_of_thread(2 * side * count);
+    float* packed_rows = floats_of_thread(2 * side * count);
     float* rows = packed_rows + side * count;
     float* const direct = output.direct();
     float* target = direct ? direct + start : rows;

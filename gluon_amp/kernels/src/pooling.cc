@@ -211,6 +211,12 @@ void max_pool(const MaxPooling<T, Index>& kernel, const PoolingTables& tables, c
   if (tables.fills_padding()) clear_padding(result, tables.attributes.channels, out);
 }
 
+// Calls body(kernels, Index()) for the dtype of the indices.
+template <typename T, typename Body>
+void with_indices(const Pooling<T>& kernel, const PoolingAttributes& pooling, Body body) {
+  pooling.index_type() == mshadow::kUint8 ? body(kernel.max, uint8_t()) : body(kernel.wide_max, int32_t());
+}
+
 void pool(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
           const Arrays& outputs) {
   CHECK_NE(req[0], mxnet::kAddTo);
@@ -232,12 +238,10 @@ void pool(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const 
       });
       return;
     }
-    const bool indices = req[1] != mxnet::kNullOp;
-    if (tables.attributes.index_type() == mshadow::kUint8) {
-      max_pool(kernel.max, tables, data, out, indices ? result_of<uint8_t>(outputs[1]) : nullptr);
-    } else {
-      max_pool(kernel.wide_max, tables, data, out, indices ? result_of<int32_t>(outputs[1]) : nullptr);
-    }
+    with_indices(kernel, tables.attributes, [&](const auto& kernel, auto index) {
+      auto* indices = req[1] == mxnet::kNullOp ? nullptr : result_of<decltype(index)>(outputs[1]);
+      max_pool(kernel, tables, data, out, indices);
+    });
   });
 }
 
@@ -263,20 +267,16 @@ void pool_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, c
       });
     };
     if (!tables.attributes.max) {
-      each([&](int64_t first, T* to, int64_t row) {
+      return each([&](int64_t first, T* to, int64_t row) {
         kernel.avg_grad(out_grad + first, to, row, shape);
       });
-    } else if (tables.attributes.index_type() == mshadow::kUint8) {
-      const uint8_t* indices = values_of<uint8_t>(inputs[1]);
-      each([&](int64_t first, T* to, int64_t row) {
-        kernel.max.backward(out_grad + first, indices + first, to, row, shape);
-      });
-    } else {
-      const int32_t* indices = values_of<int32_t>(inputs[1]);
-      each([&](int64_t first, T* to, int64_t row) {
-        kernel.wide_max.backward(out_grad + first, indices + first, to, row, shape);
-      });
     }
+    with_indices(kernel, tables.attributes, [&](const auto& kernel, auto index) {
+      const auto* indices = values_of<decltype(index)>(inputs[1]);
+      each([&](int64_t first, T* to, int64_t row) {
+        kernel.backward(out_grad + first, indices + first, to, row, shape);
+      });
+    });
   });
 }
 

@@ -104,16 +104,10 @@ class Bias {
     const NDArray& bias = inputs[2];
     const WideParameter wide(bias);
     const int64_t n = wide.size();
-    values_.resize(n);
-    if (p.element == Element::kSingle) {
-      std::copy(wide.data(), wide.data() + n, values_.begin());
-    } else if (p.element == Element::kBfloat && bias.dtype() == mshadow::kFloat32) {
-      std::vector<Bfloat> rounded(n);
-      kernels().to_bfloat(wide.data(), rounded.data(), n);
-      kernels().from_bfloat(rounded.data(), values_.data(), n);
-    } else {
-      kernels().round(wide.data(), values_.data(), n, kFloat16);
-    }
+    values_.assign(wide.data(), wide.data() + n);
+    if (p.element == Element::kSingle) return;
+    const bool to_bfloat = p.element == Element::kBfloat && bias.dtype() == mshadow::kFloat32;
+    kernels().round(values_.data(), values_.data(), n, to_bfloat ? kBfloat16 : kFloat16);
   }
   const float* data() const { return values_.empty() ? nullptr : values_.data(); }
 
