@@ -69,12 +69,13 @@ workers: setup ## train as several workers and devices in every dtype (a few min
 REPEAT = $(if $(ARGS),,for kind in `$(BIN)/python -m tests.cpu_kinds`; do \
 	DNNL_MAX_CPU_ISA=$$kind $(PYTEST) -m "cpu_kind $(QUICK)" || exit 1; done)
 
-lint: setup ## check style, types, private names, layers and the pins of constraints.txt
+lint: setup ## check style, types, private names, layers, C++ sources and the pins of constraints.txt
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
 	$(BIN)/mypy
 	$(BIN)/python -m experiments.pins
+	$(BIN)/python -m experiments.open_sources
 	$(BIN)/python -m pytest tests/test_house.py -k imports_a_private_name
 
 weights: setup ## count the files and lines of each part, and what an import loads (ARGS=--cases)

@@ -3,6 +3,7 @@
 import weakref
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
+from gluon_amp import kernels
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting import statistics
 from gluon_amp.casting.arguments import CONSTANTS, arrays_in, constants_of, is_sparse, value_of
@@ -74,6 +75,7 @@ class Binding:
         self.hybridized = block._active  # before the cast, or by the user since then
         vars(block)["_active"] = True
         add_user(block)
+        weakref.finalize(self, kernels.forget_weights).atexit = False
         # Not empty in a SymbolBlock, which has a graph without being traced
         self._untraced = {name: vars(block)[name] for name in TRACE}
         self.clear()

@@ -115,6 +115,15 @@ def select(instruction_set: Optional[str], loaded: Optional[ctypes.CDLL] = None)
     return loaded is not None and bool(loaded.gluon_amp_select(number))
 
 
+def forget_weights() -> None:
+    """Free the weights that are packed for oneDNN, since a net is gone; others are packed again.
+
+    This thread keeps the GIL, so that no other one forks meanwhile (`src/packed_weights.h`).
+    """
+    if library() is not None:
+        library().forget_weights()
+
+
 def load(path: Path) -> ctypes.CDLL:
     """Load a library and register its operators, which a process can do only once.
 
@@ -141,6 +150,7 @@ def load(path: Path) -> ctypes.CDLL:
         raise kind(message.value.decode(errors="replace"))
     loaded = ctypes.CDLL(str(path))
     loaded.gluon_amp_take_largest.restype = ctypes.c_float
+    loaded.forget_weights = ctypes.PyDLL(str(path)).gluon_amp_forget_weights
     loaded.prebuilt = path.parent == cache.PREBUILT
     return loaded
 

@@ -72,12 +72,17 @@ def _instruction_sets() -> Dict[str, List[str]]:
     return {"plain": [], "avx2": avx2, "avx512": ["-DGLUON_AMP_AVX512", "-mavx512f"]}
 
 
+def flags_of_mxnet() -> List[str]:
+    """Return the compiler's flags for a source that includes MXNet's headers."""
+    include = mx.libinfo.find_include_path()
+    macros = [f"-D{name}={value}" for name, value in MXNET_MACROS.items()]
+    # -isystem suppresses the warnings in the headers.
+    return [*macros, "-isystem", include, "-isystem", os.path.join(include, "mkldnn")]
+
+
 def build(command: List[str], path: Path) -> None:
     """Compile and link the library; the object files are written to the folder of `path`."""
-    include = mx.libinfo.find_include_path()
-    headers = [f"-D{name}={value}" for name, value in MXNET_MACROS.items()]
-    # -isystem suppresses the warnings in MXNet's headers.
-    headers += ["-isystem", include, "-isystem", os.path.join(include, "mkldnn")]
+    headers = flags_of_mxnet()
     units = {
         # -O2 would take half as long again to compile, and only the kernels benefit.
         "library": ["-O1", "-fopenmp", *headers, str(SOURCES / "library.cc")],

@@ -14,10 +14,7 @@ import logging
 import os
 import platform
 import pwd
-import shutil
 import stat
-import tempfile
-import time
 from pathlib import Path
 from typing import Iterator
 
@@ -31,9 +28,6 @@ logger = logging.getLogger("gluon_amp")
 
 # The library that a wheel for manylinux contains. It stays there, and the cache has its trials.
 PREBUILT = Path(__file__).with_name("prebuilt")
-
-# Build folders that a killed process left are removed after this many seconds.
-ABANDONED = 3600
 
 _REMEDY = "set XDG_CACHE_HOME to a folder of your own"
 
@@ -105,17 +99,6 @@ def locked(place: Path) -> Iterator[None]:
         finally:  # a child that was forked in the meantime shares the open file
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_UN)
-
-
-@contextlib.contextmanager
-def build_folder(place: Path) -> Iterator[Path]:
-    """Yield an empty folder on the cache's file system, and remove it afterwards."""
-    for old in place.glob("build-*"):
-        with contextlib.suppress(OSError):
-            if time.time() - old.lstat().st_mtime > ABANDONED:
-                shutil.rmtree(old, ignore_errors=True)
-    with tempfile.TemporaryDirectory(dir=place, prefix="build-") as temporary:
-        yield Path(temporary)
 
 
 # ------------------------------------------------------------------------------------ the libraries

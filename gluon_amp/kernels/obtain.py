@@ -3,6 +3,7 @@
 import logging
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Optional
 
@@ -84,8 +85,8 @@ def _build(folder: Path, problem: Optional[BuildError]) -> Path:
         f", since {problem}" if problem else "",
         folder,
     )
-    with cache.build_folder(folder) as temporary:
-        built = temporary / "native.so"
+    with tempfile.TemporaryDirectory(dir=folder, prefix="build-") as temporary:
+        built = Path(temporary) / "native.so"
         build.build(compiler, built)
         built.chmod(0o600)
         path = folder / cache.file_name(built.read_bytes())

@@ -3,7 +3,6 @@
 import grp
 import os
 import pwd
-import time
 from pathlib import Path
 
 import pytest
@@ -192,14 +191,3 @@ def test_links_are_followed_once_and_what_is_no_folder_is_refused(home):
     (home / "disk" / "gluon_amp").symlink_to("gluon_amp")  # to itself
     with pytest.raises(BuildError, match="cannot be used"):
         cache.folder()
-
-
-def test_folders_of_killed_builds_are_removed(tmp_path):
-    for name, age in (("build-old", 2 * cache.ABANDONED), ("build-new", 0)):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "library.o").write_text("")
-        when = time.time() - age
-        os.utime(tmp_path / name, (when, when))
-    with cache.build_folder(tmp_path) as temporary:
-        assert {path.name for path in tmp_path.iterdir()} == {"build-new", temporary.name}
-    assert {path.name for path in tmp_path.iterdir()} == {"build-new"}

@@ -87,8 +87,11 @@ def bare():
     return mock.patch.dict(os.environ, CXX="", PATH="")
 
 
-def test_first_use_says_once_what_it_builds_and_where_that_is_kept(builds, home, caplog):
+def test_first_use_says_once_what_it_builds_and_where_that_is_kept(
+    builds, home, caplog, monkeypatch
+):
     path = obtain.find_or_build()
+    monkeypatch.setattr(obtain, "try_in_subprocess", lambda path: pytest.fail("tried again"))
     (record,) = caplog.records
     line, folder = record.getMessage(), home / ".cache" / "gluon_amp"
     start = f"Building gluon_amp's C++ kernels with {home / 'compiler'}: this takes a minute"
@@ -100,13 +103,6 @@ def test_first_use_says_once_what_it_builds_and_where_that_is_kept(builds, home,
     assert builds() == 1
     kept = {file.name for file in folder.iterdir()}
     assert kept == {"lock", path.name, cache.trial(folder, path).name}
-
-
-def test_an_intact_library_that_worked_here_is_neither_tried_nor_built(builds, monkeypatch):
-    path = fill()
-    monkeypatch.setattr(obtain, "try_in_subprocess", lambda path: pytest.fail("tried"))
-    assert obtain.find_or_build() == path
-    assert builds() == 0
 
 
 def test_an_import_finds_a_library_without_starting_a_program(builds, home, monkeypatch):

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <mxnet/ndarray.h>
+#include <mxnet/op_attr_types.h>
 
 #include <cstring>
 #include <vector>
@@ -10,8 +11,11 @@
 
 namespace gluon_amp {
 
+using mxnet::NDArray;
+using mxnet::OpReqType;
+
 template <typename T>
-T* plain_data(const mxnet::NDArray& array) {
+T* plain_data(const NDArray& array) {
   return static_cast<T*>(array.data().dptr_);
 }
 
@@ -19,25 +23,38 @@ T* plain_data(const mxnet::NDArray& array) {
 void* get_stream() asm("_ZN5mxnet12MKLDNNStream3GetEv");
 void submit(void* stream, bool cleanup) asm("_ZN5mxnet12MKLDNNStream6SubmitEb");
 
-inline mxnet::NDArray plain_copy(const mxnet::NDArray& array) {
+inline NDArray plain_copy(const NDArray& array) {
   return array.IsMKLDNNData() ? array.Reorder2Default() : array;
 }
 
 // Converts an array that this operator may write to the plain layout, in place. The layout is that of the
 // whole memory, also if the array is a slice of it.
-inline void make_plain(const mxnet::NDArray& array) {
+inline void make_plain(const NDArray& array) {
   if (!array.IsMKLDNNData()) return;
-  const mxnet::NDArray plain = array.Reorder2Default();
+  const NDArray plain = array.Reorder2Default();
   const auto values = plain.storage_handle(), memory = array.storage_handle();
-  const_cast<mxnet::NDArray&>(array).InvalidateMKLDNNData();
+  const_cast<NDArray&>(array).InvalidateMKLDNNData();
   std::memcpy(memory.dptr, values.dptr, values.size);
 }
 
 // Prepares an array to be overwritten in the plain layout. The values beside a slice are kept.
-inline void begin_plain(const mxnet::NDArray& array) {
+inline void begin_plain(const NDArray& array) {
   if (array.IsView()) return make_plain(array);
-  if (array.IsMKLDNNData()) const_cast<mxnet::NDArray&>(array).InvalidateMKLDNNData();
+  if (array.IsMKLDNNData()) const_cast<NDArray&>(array).InvalidateMKLDNNData();
 }
+
+// Memory of an input in the plain layout, and of a result that may reuse memory of another layout
+template <typename T>
+const T* values_of(const NDArray& input) { return plain_data<const T>(input); }
+
+template <typename T>
+T* result_of(const NDArray& output) {
+  begin_plain(output);
+  return plain_data<T>(output);
+}
+
+// Bytes of a value
+inline int size_of_value(const NDArray& array) { return mshadow::mshadow_sizeof(array.dtype()); }
 
 // Whether two descriptions of tensors of the same shape are of the same layout.
 inline bool alike(const dnnl_memory_desc_t& a, const dnnl_memory_desc_t& b) {
@@ -57,7 +74,7 @@ inline bool alike(const dnnl_memory_desc_t& a, const dnnl_memory_desc_t& b) {
 // otherwise the plain one.
 class SameLayout {
  public:
-  explicit SameLayout(const std::vector<mxnet::NDArray>& arrays) : arrays_(arrays) {
+  explicit SameLayout(const std::vector<NDArray>& arrays) : arrays_(arrays) {
     blocked_ = true;
     for (const auto& array : arrays) {
       if (!array.IsMKLDNNData() || array.IsView()) blocked_ = false;
@@ -90,21 +107,20 @@ class SameLayout {
   }
 
   // Memory for a result in the layout of the inputs; it may be the memory of the first input.
-  float* result(const mxnet::NDArray& output) {
+  float* result(const NDArray& output) {
     if (blocked_ && output.IsView()) to_plain();
     if (!blocked_) {
       // The result may reuse the memory of an input that was blocked.
-      begin_plain(output);
-      return plain_data<float>(output);
+      return result_of<float>(output);
     }
-    if (first_value(output) != data[0]) const_cast<mxnet::NDArray&>(output).CreateMKLDNNData(desc_);
+    if (first_value(output) != data[0]) const_cast<NDArray&>(output).CreateMKLDNNData(desc_);
     return first_value(output);
   }
 
   std::vector<const float*> data;
 
  private:
-  static float* first_value(const mxnet::NDArray& array) {
+  static float* first_value(const NDArray& array) {
     return static_cast<float*>(array.storage_handle().dptr);
   }
 
@@ -117,7 +133,7 @@ class SameLayout {
     return desc.offset0 == 0 && desc.extra.flags == 0;
   }
 
-  std::vector<mxnet::NDArray> arrays_;
+  std::vector<NDArray> arrays_;
   dnnl_memory_desc_t desc_;
   bool blocked_;
 };

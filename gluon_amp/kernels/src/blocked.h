@@ -13,9 +13,8 @@
 
 #include "arrays.h"
 #include "attributes.h"
-#include "kernels.h"
+#include "formats.h"
 #include "operators.h"
-#include "parallel.h"
 
 namespace gluon_amp {
 
@@ -39,21 +38,6 @@ inline mxnet::TShape blocked_shape(int64_t images, int64_t channels, int64_t hei
   shape[3] = width;
   shape[4] = lanes;
   return shape;
-}
-
-// Bytes of a value
-inline int size_of_value(const mxnet::NDArray& array) { return mshadow::mshadow_sizeof(array.dtype()); }
-
-// Memory of an input in the plain layout, and of a result that may reuse memory of another layout.
-template <typename T>
-const T* values_of(const NDArray& input) {
-  return static_cast<const T*>(static_cast<const void*>(plain_data<char>(input)));
-}
-
-template <typename T>
-T* result_of(const NDArray& output) {
-  begin_plain(output);
-  return static_cast<T*>(static_cast<void*>(plain_data<char>(output)));
 }
 
 // The values of a node's arrays. If its attribute `in_float32` is set, it computes in float32: float32 arrays
@@ -80,22 +64,5 @@ void to_plain(const void* blocked, void* plain, int64_t channels, const Blocked&
 // layouts, all channels are side by side. Lanes beyond the last channel become zeros.
 float* change_lanes(const float* from, const Blocked& old_shape, float* to, const Blocked& new_shape,
                     int64_t channels);
-
-inline Sum<Bfloat> sum_of(Bfloat) { return kernels().moves->sum_bfloat; }
-inline Sum<HalfValue> sum_of(HalfValue) { return kernels().moves->sum_half; }
-inline Sum<float> sum_of(float) { return kernels().moves->sum_single; }
-
-// Writes the sum of arrays of n values, added in float32 and rounded once. `out` may be one of them.
-inline void add_arrays(Element element, const std::vector<const void*>& arrays, void* out, int64_t n) {
-  with_elements(element, [&](auto value) {
-    using T = decltype(value);
-    std::vector<const T*> in;
-    for (const void* array : arrays) in.push_back(static_cast<const T*>(array));
-    const Sum<T> sum = sum_of(value);
-    in_parallel(n, [&](int64_t first, int64_t count) {
-      sum(in.data(), in.size(), static_cast<T*>(out), first, first + count);
-    });
-  });
-}
 
 }  // namespace gluon_amp

@@ -3,41 +3,23 @@
 // MXNet's operator cannot write a padded layout, so that oneDNN computes layers with 3 or 24 channels by
 // other and slower kernels, and it casts and reorders the weight at each call. This operator reads the
 // weight as the parameter is stored, and writes its gradient in that form.
+#include "blocked_convolution.h"
+
 #include <cstring>
+#include <memory>
 
-#include <vector>
-
-#include "blocked.h"
-#include "products.h"
+#include "onednn.h"
+#include "packing.h"
+#include "shapes.h"
+#include "values.h"
 
 namespace gluon_amp {
 namespace blocked_convolution {
-
-struct Convolution {
-  int64_t images, channels, height, width;  // of the data
-  int64_t filters, out_height, out_width, groups;
-  Sizes kernel, stride, pad, dilate;
-  int64_t lanes;       // of the result
-  bool nhwc;           // the channels of an image have one group, as AMX's kernels read them
-  int64_t data_lanes;  // 0 if the data has the plain layout
-  bool plain_data, bias;
-  bool in_plain;      // computed in the plain layout
-  bool plain_result;  // the result is stored in the plain layout, or the data of a deconvolution
-
-  Blocked blocked_data() const {
-    return Blocked(blocked_shape(images, channels, height, width, data_lanes));
-  }
-  Blocked blocked_result() const {
-    return Blocked(blocked_shape(images, filters, out_height, out_width, lanes));
-  }
-  bool reads_plain() const { return in_plain || data_lanes == 0; }
-};
 
 // oneDNN's kernels for the first layer read the plain layout, if it has at most this many channels, and
 // write groups of lanes. There is none for the gradient of the data.
 constexpr int64_t kMostPlainChannels = 3;
 
-// The same convolution of data in the blocked layout
 Convolution blocked(Convolution c) {
   if (!c.data_lanes) c.data_lanes = c.nhwc ? c.channels : c.lanes;
   return c;
@@ -54,13 +36,11 @@ dnnl_memory_desc_t images_desc(const Convolution& c, int64_t channels, int64_t h
   return blocked_desc(c.images, channels, height, width, nhwc ? 0 : lanes, dtype);
 }
 
-// oneDNN's kernels read 8 or 16 lanes, or all channels.
 void expect_lanes(const NodeAttrs& attrs, int64_t lanes, int64_t channels) {
   CHECK(lanes == 8 || lanes == 16 || lanes == channels)
       << attrs.op->name << ": " << lanes << " lanes for " << channels << " channels";
 }
 
-// Reads a node's attributes; the sizes of the data follow from its shape.
 Convolution parse(const NodeAttrs& attrs) {
   Convolution result;
   const int64_t lanes = integer_of(attrs, "lanes", 16);
@@ -198,7 +178,6 @@ Pass forward_pass_of(const Convolution& c, dnnl_data_type_t dtype, dnnl_prop_kin
 
 // ---------------------------------------------------------------------------------- the operator
 
-// Reads the data of a convolution, whose values have so many bytes, as its primitive does.
 const void* read_data(const Convolution& c, const void* values, int bytes) {
   if (c.reads_plain() == c.plain_data) return values;
   return moved(Purpose::kImages, c.plain_data, values, c.channels, c.blocked_data(), bytes);
@@ -215,23 +194,17 @@ const void* read_grad(const Convolution& c, const Precision& p, const NDArray& g
   return moved(Purpose::kResult, c.plain_result, values, c.filters, c.blocked_result(), p.bytes());
 }
 
-const void* address_of(const void* packed) { return packed; }
-const void* address_of(const std::shared_ptr<const Buffer>& packed) { return packed->data(); }
-
-// Computes the result. `pack` returns the weight in a layout. Without `rounds`, the reader of the result
-// rounds it to float16.
-template <typename Pack>
 void write_result(const Convolution& whole, const Precision& p, dnnl_prop_kind_t kind,
-                  const NDArray& images, Pack pack, const float* bias, OpReqType req, const NDArray& output,
-                  bool rounds = true) {
+                  const NDArray& images, const Weight& weight, const float* bias, OpReqType req,
+                  const NDArray& output, bool rounds) {
   if (req == mxnet::kNullOp) return;
   const Pass pass = forward_pass_of(readable(whole), p.dtype(), kind);
   const Convolution& c = pass.c;
   const Plan* plan = pass.plan.get();
-  const auto weight = pack(plan->weight, p.element);
+  const auto packed = packed_weight(weight.array, plan->weight, p.element, weight.kept);
   const NDArray data = plain_copy(images);
   const Blocked shape = c.blocked_result();
-  Result target(p, output, req);
+  Result target = result_for(p, output, req);
   const bool side_by_side = c.nhwc && !whole.nhwc, moves = c.in_plain != c.plain_result || side_by_side;
   const void* read = read_data(c, p, data);
   if (side_by_side && !c.plain_data) {
@@ -240,7 +213,7 @@ void write_result(const Convolution& whole, const Precision& p, dnnl_prop_kind_t
   }
   void* result = moves ? scratch(Purpose::kResult, shape.size() * p.bytes()) : target.data();
   plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read},
-                            {DNNL_ARG_WEIGHTS, &plan->weight, address_of(weight)},
+                            {DNNL_ARG_WEIGHTS, &plan->weight, packed->data()},
                             {DNNL_ARG_BIAS, &plan->bias, bias},
                             {DNNL_ARG_DST, &plan->result, result}});
   if (side_by_side && !c.plain_result) {
@@ -249,28 +222,26 @@ void write_result(const Convolution& whole, const Precision& p, dnnl_prop_kind_t
   } else if (moves) {
     (c.plain_result ? to_plain : to_blocked)(result, target.data(), c.filters, shape, p.bytes());
   }
-  rounds || p.widens ? target.finish() : target.add();
+  target.finish(rounds);
 }
 
-// Computes the gradient of the data from that of the result, and calls finish(values, shape) before it is
-// rounded.
-template <typename Pack, typename Finish>
-void write_data_grad(const Convolution& whole, const Precision& p, const NDArray& grad, Pack pack,
-                     OpReqType req, const NDArray& output, Finish finish) {
+void write_data_grad(const Convolution& whole, const Precision& p, const NDArray& grad, const Weight& weight,
+                     OpReqType req, const NDArray& output, const Finish& finish) {
   if (req == mxnet::kNullOp) return;
   const Pass pass = pass_of(blocked(whole), p.dtype(), dnnl_backward_data);
   const Convolution& c = pass.c;
   const Plan* plan = pass.plan.get();
-  const auto weight = pack(plan->weight, p.element);
+  const auto packed = packed_weight(weight.array, plan->weight, p.element, weight.kept);
   const Blocked shape = c.blocked_data();
-  Result target(p, output, req);
+  const void* grads = read_grad(c, p, grad);
+  Result target = result_for(p, output, req);
   const bool moves = c.in_plain != c.plain_data;
   void* result = moves ? scratch(Purpose::kImages, shape.size() * p.bytes()) : target.data();
-  plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, read_grad(c, p, grad)},
-                            {DNNL_ARG_WEIGHTS, &plan->weight, address_of(weight)},
+  plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, grads},
+                            {DNNL_ARG_WEIGHTS, &plan->weight, packed->data()},
                             {DNNL_ARG_DIFF_SRC, &plan->data, result}});
   if (moves) (c.plain_data ? to_plain : to_blocked)(result, target.data(), c.channels, shape, p.bytes());
-  finish(target.data(), shape);
+  if (finish) finish(target.data(), shape);
   target.finish();
 }
 
@@ -307,24 +278,9 @@ void weight_grad(const Convolution& whole, const Precision& p, const NDArray& gr
                             {DNNL_ARG_DIFF_DST, &plan->result, read_grad(c, p, grad)},
                             {DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed},
                             {DNNL_ARG_DIFF_BIAS, &plan->bias, c.bias ? bias.data() : nullptr}});
-  if (c.bias) write_gradient(bias, req[2], p.rounds_to_half(), outputs[2]);
+  if (c.bias) parameter_gradient(outputs[2], req[2], p.rounds_to_half()).write(bias);
   unpack_gradient(packed, plan->weight, req[1], p.rounds_to_half(), outputs[1]);
 }
-
-// How a weight is packed: kept for the next call, or for the backward pass alone
-struct Kept {
-  const NodeAttrs& attrs;
-  const NDArray& weight;
-  std::shared_ptr<const Buffer> operator()(const dnnl_memory_desc_t& desc, Element element) const {
-    return packed_weight(weight, desc, element, flag_of(attrs, "variable_weight"));
-  }
-};
-struct ForOneUse {
-  const NDArray& weight;
-  const void* operator()(const dnnl_memory_desc_t& desc, Element element) const {
-    return packed_for_one_use(weight, desc, element);
-  }
-};
 
 // inputs: data, weight, bias
 void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
@@ -335,7 +291,7 @@ void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   set_data(attrs, inputs[0].shape(), &c);
   // a relu that is stored rounded may read what is not: both orders give the same values and gradients
   const Precision p(attrs, inputs[0]);
-  write_result(c, p, forward_kind(context), inputs[0], Kept{attrs, inputs[1]}, Bias(p, inputs).data(),
+  write_result(c, p, forward_kind(context), inputs[0], {inputs[1], kept_of(attrs)}, Bias(p, inputs).data(),
                req[0], outputs[0], !flag_of(attrs, "reader_rounds"));
 }
 
@@ -349,12 +305,11 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   // result's gradient or of the data.
   const Precision p(attrs, inputs[0]);
   weight_grad(c, p, inputs[0], inputs[1], req, outputs);
-  write_data_grad(c, p, inputs[0], ForOneUse{inputs[2]}, req[0], outputs[0], [](void*, const Blocked&) {});
+  write_data_grad(c, p, inputs[0], {inputs[2], Kept::kForOneUse}, req[0], outputs[0]);
 }
 
 // ------------------------------------------------------------------------------------- inference
 
-// Infers the shapes of weight and bias, which has a value for each of `channels`, and of the result.
 bool unify_parameters(const NodeAttrs& attrs, const Convolution& c, int64_t channels,
                       mxnet::TShape result, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
   mxnet::TShape weight(4, 0), bias(1, channels);
@@ -368,10 +323,8 @@ bool unify_parameters(const NodeAttrs& attrs, const Convolution& c, int64_t chan
   return unify(attrs, {&out.at(0), &result}) && known;
 }
 
-// The shapes of weight and bias, and of the result if the data's is known
 bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
   Convolution c = parse(attrs);
-  expect_inputs(attrs, c.bias ? 3 : 2, in.size());
   if (!mxnet::shape_is_known(in[0])) return false;
   set_data(attrs, in[0], &c);
   const auto result = blocked_shape(c.images, c.filters, c.out_height, c.out_width, c.lanes);

@@ -6,8 +6,9 @@
 #include <algorithm>
 #include <vector>
 
-#include "blocked.h"
+#include "blocked_convolution.h"
 #include "products.h"
+#include "values.h"
 #include "vectors.h"
 
 namespace gluon_amp {
@@ -102,8 +103,7 @@ void deconvolve(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, 
   const auto finish = [&](void* images, const Blocked& shape) {
     if (bias.data()) add_bias(p.computed(), bias.data(), c.channels, images, shape);
   };
-  blocked_convolution::write_data_grad(c, p, data, blocked_convolution::Kept{attrs, inputs[1]}, req[0],
-                                       outputs[0], finish);
+  blocked_convolution::write_data_grad(c, p, data, {inputs[1], kept_of(attrs)}, req[0], outputs[0], finish);
 }
 
 // inputs: the gradient of the result, data, weight; outputs: the gradients of data, weight and bias
@@ -116,16 +116,15 @@ void deconvolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inp
   const bool bias = outputs.size() == 3 && req[2] != mxnet::kNullOp;
   if (bias) {
     const auto sums = bias_grad(p.element, inputs[0], c.channels);
-    write_gradient(sums, req[2], p.rounds_to_half(), outputs[2]);
+    parameter_gradient(outputs[2], req[2], p.rounds_to_half()).write(sums);
   }
   blocked_convolution::weight_grad(c, p, data, inputs[0], req, outputs);
-  blocked_convolution::write_result(c, p, dnnl_forward_training, inputs[0],
-                                    blocked_convolution::ForOneUse{inputs[2]}, nullptr, req[0], outputs[0]);
+  blocked_convolution::write_result(c, p, dnnl_forward_training, inputs[0], {inputs[2], Kept::kForOneUse}, nullptr,
+                                    req[0], outputs[0]);
 }
 
 // The shapes of weight and bias, and of the result if the data's is known
 bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  expect_inputs(attrs, product_inputs(attrs), in.size());
   if (!mxnet::shape_is_known(in[0])) return false;
   const Convolution c = opposite(attrs, in[0]);
   const auto result = blocked_shape(c.images, c.channels, c.height, c.width, c.data_lanes);

@@ -29,7 +29,6 @@ bool relate_layouts(const NodeAttrs& attrs, mxnet::TShape& plain, mxnet::TShape&
 }
 
 bool infer_block(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  expect_inputs(attrs, 1, in.size());
   mxnet::TShape &plain = in[0], &blocked = out.at(0);
   set_rank(attrs, plain, 4);
   set_rank(attrs, blocked, 5);
@@ -43,7 +42,6 @@ bool infer_block(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
 }
 
 bool infer_unblock(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  expect_inputs(attrs, 1, in.size());
   mxnet::TShape &plain = out.at(0), &blocked = in[0];
   set_rank(attrs, plain, 4);
   set_rank(attrs, blocked, 5);
@@ -114,19 +112,18 @@ void move_images(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs,
   CHECK_EQ(blocked, blocked_shape(plain[0], plain[1], plain[2], plain[3], blocked[4]));
   if (req[0] == mxnet::kNullOp || plain.Size() == 0) return;
   const NDArray readable = plain_copy(input);
-  Result target(element_of(attrs, output), output, req[0]);
+  Result target(output, req[0], Precision(element_of(attrs, output)).rounding());
   const int bytes = size_of_value(input);
   move_values<to_blocked>(values_of<char>(readable), target.data(), plain[1], Blocked(blocked), bytes);
-  target.add();
+  target.finish(false);
 }
 
 // Adds an operator and its gradient, which moves back.
 template <bool to_blocked>
 void add_move(const std::string& name, const InferShape& infer) {
-  nnvm::Op* op = add_op(name, move_images<to_blocked>, infer, infer_one_dtype);
-  op->num_inputs = 1;
+  nnvm::Op* op = add_op(name, 1, 1, move_images<to_blocked>, infer, infer_one_dtype);
   may_work_in_place(op);
-  may_work_in_place(add_gradient(op, move_images<!to_blocked>, only_gradients));
+  may_work_in_place(add_gradient(op, 1, move_images<!to_blocked>, only_gradients));
 }
 
 }  // namespace

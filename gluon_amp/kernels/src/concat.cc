@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "blocked.h"
+#include "operators.h"
+#include "parallel.h"
 #include "shapes.h"
 
 namespace gluon_amp {
@@ -154,7 +156,6 @@ void set_groups(const NodeAttrs& attrs, mxnet::TShape& shape, int64_t channels) 
 bool infer_concat(const NodeAttrs& attrs, mxnet::ShapeVector& narrow, mxnet::ShapeVector& result) {
   mxnet::TShape& wide = result.at(0);
   const auto channels = channels_of(attrs);
-  expect_inputs(attrs, channels.size(), narrow.size());
   const int64_t lanes = lanes_of(attrs), all = total_of(channels);
   set_rank(attrs, wide, 5);
   set_size(attrs, wide, 4, lanes == 0 ? all : lanes);
@@ -175,14 +176,8 @@ bool infer_concat(const NodeAttrs& attrs, mxnet::ShapeVector& narrow, mxnet::Sha
 
 void register_concat() {
   const auto arrays = [](const NodeAttrs& attrs) { return count_of(attrs, kConcatenated); };
-  nnvm::Op* op = add_op("_gluon_amp_concat", concat, infer_concat, infer_one_dtype);
-  op->num_inputs = nnvm::kVarg;
-  op->get_num_inputs = arrays;
-  const auto read = [=](const ObjectPtr& node, const Entries& grads) {
-    expect_inputs(node->attrs, arrays(node->attrs), inputs_of(node).size());
-    return grads;
-  };
-  add_gradient(op, split, read)->get_num_outputs = arrays;
+  nnvm::Op* op = add_op("_gluon_amp_concat", arrays, 1, concat, infer_concat, infer_one_dtype);
+  add_gradient(op, 1, split, only_gradients);
 }
 
 }  // namespace gluon_amp

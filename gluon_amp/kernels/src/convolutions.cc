@@ -6,13 +6,12 @@
 // Convolution.
 #include <mxnet/c_api.h>
 
-#include <algorithm>
 #include <string>
 #include <vector>
 
 #include "attributes.h"
 #include "operators.h"
-#include "rounding.h"
+#include "values.h"
 
 namespace gluon_amp {
 namespace {
@@ -35,23 +34,8 @@ NDArray new_float32(const mxnet::TShape& shape) {
 
 NDArray in_float32(const NDArray& array) {
   const NDArray wide = new_float32(array.shape());
-  convert_array<Bfloat, float>(array, mxnet::kWriteTo, wide, kernels().from_bfloat, kernels().add);
+  convert_array(array, mxnet::kWriteTo, wide);
   return wide;
-}
-
-void round_to(const NDArray& wide, OpReqType req, const NDArray& output) {
-  if (req == mxnet::kNullOp) return;
-  const NDArray plain = plain_copy(wide);
-  make_plain(output);
-  const float* in = plain_data<float>(plain);
-  Bfloat* out = plain_data<Bfloat>(output);
-  in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
-    if (req != mxnet::kAddTo) return kernels().to_bfloat(in + first, out + first, count);
-    float sum[kBlock];
-    kernels().from_bfloat(out + first, sum, count);
-    kernels().add(in + first, sum, count);
-    kernels().to_bfloat(sum, out + first, count);
-  });
 }
 
 void convolve(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
@@ -75,7 +59,10 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext& context, const Array
     write.push_back(req[i] == mxnet::kNullOp ? mxnet::kNullOp : mxnet::kWriteTo);
   }
   compute(attrs, context, wide_inputs, write, wide_outputs);
-  for (size_t i = 0; i < outputs.size(); ++i) round_to(wide_outputs[i], req[i], outputs[i]);
+  for (size_t i = 0; i < outputs.size(); ++i) {
+    const NDArray wide = plain_copy(wide_outputs[i]);
+    Result(outputs[i], req[i], kNoRounding).write_all(values_of<float>(wide));
+  }
 }
 
 bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
@@ -98,14 +85,10 @@ void make_like(nnvm::Op* op, const char* stock) {
 
 void register_convolutions() {
   constexpr int kBfloat = mshadow::kBfloat16;
-  nnvm::Op* op = add_op("_gluon_amp_convolution", convolve, infer_shape, infer_cast<kBfloat, kBfloat>);
+  const Count inputs = nnvm::Op::Get("Convolution")->get_num_inputs;
+  nnvm::Op* op = add_op("_gluon_amp_convolution", inputs, 1, convolve, infer_shape, infer_cast<kBfloat, kBfloat>);
   make_like(op, "Convolution");
-  const auto read = [](const ObjectPtr& node, const Entries& grads) {
-    Entries inputs = grads;
-    for (const auto& input : inputs_of(node)) inputs.push_back(input);
-    return inputs;
-  };
-  make_like(add_gradient(op, convolve_grad, read), "_backward_Convolution");
+  make_like(add_gradient(op, 1, convolve_grad, and_all_inputs), "_backward_Convolution");
 }
 
 }  // namespace gluon_amp

@@ -1,7 +1,6 @@
 // Dense layers (FullyConnected) by oneDNN's inner product, with weights packed once for each value.
-#include <vector>
-
 #include "inner_products.h"
+#include "operators.h"
 #include "shapes.h"
 
 namespace gluon_amp {
@@ -53,10 +52,10 @@ void multiply(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   set_data(attrs, inputs[0].shape(), &d);
   const Precision p = precision_of(attrs, inputs[0]);
   const auto plan = plan_of(product_of(d, p), forward_kind(context));
-  const auto weight = packed_weight(inputs[1], plan->weight, p.element, flag_of(attrs, "variable_weight"));
+  const auto weight = packed_weight(inputs[1], plan->weight, p.element, kept_of(attrs));
   const NDArray data = plain_copy(inputs[0]);
   const Bias bias(p, inputs);
-  Result target(p, outputs[0], req[0]);
+  Result target = result_for(p, outputs[0], req[0]);
   plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read(p, data, Purpose::kWideImages)},
                             {DNNL_ARG_WEIGHTS, &plan->weight, weight->data()},
                             {DNNL_ARG_BIAS, &plan->bias, bias.data()},
@@ -80,9 +79,9 @@ void multiply_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
                            p.rounds_to_half());
   }
   if (req[0] == mxnet::kNullOp) return;
-  Result target(p, outputs[0], req[0]);
+  Result target = result_for(p, outputs[0], req[0]);
   const auto plan = plan_of(product, dnnl_backward_data);
-  const auto weight = packed_weight(inputs[2], plan->weight, p.element, flag_of(attrs, "variable_weight"));
+  const auto weight = packed_weight(inputs[2], plan->weight, p.element, kept_of(attrs));
   plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, grads},
                             {DNNL_ARG_WEIGHTS, &plan->weight, weight->data()},
                             {DNNL_ARG_DIFF_SRC, &plan->data, target.data()}});
@@ -92,7 +91,6 @@ void multiply_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
 // The number of rows may be unknown at first, as that of the first state of a recurrent cell.
 bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
   Dense d = parse(attrs);
-  expect_inputs(attrs, d.bias ? 3 : 2, in.size());
   mxnet::TShape& data = in[0];
   if (!mxnet::ndim_is_known(data) || data.ndim() == 0) return false;
   const int rows = d.flatten ? 1 : data.ndim() - 1;  // dimensions that data and result share

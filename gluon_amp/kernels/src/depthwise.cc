@@ -5,6 +5,8 @@
 // Each task copies some rows of one image, `width` of its channels, to a buffer in float32 with zeros
 // around the image. So the loops need not know about borders, and a value is converted once although
 // several results read it. The buffer stays in the L2 cache.
+#include "depthwise.h"
+
 #include <omp.h>
 
 #include <algorithm>
@@ -12,29 +14,24 @@
 #include <utility>
 #include <vector>
 
+#include "blocked.h"
+#include "kernels.h"
+#include "memory.h"
+
 namespace gluon_amp {
 namespace depthwise {
-
-using blocked_convolution::Convolution;
+namespace {
 
 constexpr int64_t kBufferBytes = 96 << 10;
-constexpr int64_t kCacheLine = 64;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Float32 memory of the calling thread, kept for its next call
-float* scratch(int64_t values) {
-  thread_local std::vector<float> memory;
-  constexpr int64_t line = kCacheLine / sizeof(float);
-  if (static_cast<int64_t>(memory.size()) < values + line) memory.resize(values + line);
-  const auto misplaced = reinterpret_cast<uintptr_t>(memory.data()) % kCacheLine;
-  return memory.data() + (misplaced ? (kCacheLine - misplaced) / sizeof(float) : 0);
+// Float32 memory of this thread
+float* floats(int64_t count) {
+  return static_cast<float*>(scratch(Purpose::kDepthwise, count * sizeof(float)));
 }
 
-int64_t whole_lines(int64_t values) {
-  constexpr int64_t line = kCacheLine / sizeof(float);
-  return ceil_div(values, line) * line;
-}
+int64_t whole_cache_lines(int64_t values) { return ceil_div(values, 16) * 16; }
 
 // ------------------------------------------------------------------------------------------ plans
 
@@ -133,7 +130,7 @@ struct Plan {
     const int64_t row_bytes = pitch * width * source.each * sizeof(float);
     const int64_t kept = kBufferBytes / row_bytes - (rows.highest - rows.lowest + 1);
     at_once = std::min(rows.most, std::max<int64_t>(1, kept / rows.stride + 1));
-    buffer_size = whole_lines(rows.reach(at_once) * pitch * width);
+    buffer_size = whole_cache_lines(rows.reach(at_once) * pitch * width);
     for (const Phase& y : rows.phases) {
       for (const Phase& x : columns.phases) {
         const int64_t taps = source.each * y.taps.size() * x.taps.size();
@@ -155,10 +152,6 @@ struct Plan {
 };
 
 // ----------------------------------------------------------------------------------------- slices
-
-const DepthwiseLoops<Bfloat>& loops_for(const DepthwiseKernels& k, Bfloat) { return k.bfloat; }
-const DepthwiseLoops<HalfValue>& loops_for(const DepthwiseKernels& k, HalfValue) { return k.half; }
-const DepthwiseLoops<float>& loops_for(const DepthwiseKernels& k, float) { return k.single; }
 
 // The channels of a blocked array, `width` at a time. If width does not divide the lanes, the last two
 // slices of a group overlap; both then compute the same values.
@@ -285,7 +278,7 @@ LaneOffsets first_weights(const Plan& plan, const Slices& slices, int64_t slice,
 template <typename T>
 void gather(const Convolution& shape, const Plan& plan, const DepthwiseKernels& kernels,
             const T* source, const float* weights, const float* bias, T* result) {
-  const auto& loops = loops_for(kernels, T());
+  const auto& loops = kernels.loops.of(T());
   const int64_t width = kernels.width, lanes = shape.lanes, taps = plan.weights.size();
   const Slices slices(lanes, plan.result.channels, width);
   const Origins origins(plan, slices);
@@ -298,7 +291,7 @@ void gather(const Convolution& shape, const Plan& plan, const DepthwiseKernels& 
   const int64_t steps = shape.images * slices.count * plan.rows.results * plan.columns.results;
   const int threads = threads_for(steps * (taps + 1), tasks);
 
-  float* const all_buffers = scratch(threads * buffers_size + slices.count * packed_size);
+  float* const all_buffers = floats(threads * buffers_size + slices.count * packed_size);
   float* const all_packed = all_buffers + threads * buffers_size;
 #pragma omp parallel num_threads(threads)
   {
@@ -356,7 +349,7 @@ constexpr int64_t kTasks = 64;
 template <typename T>
 void correlate(const Convolution& shape, const Plan& plan, const DepthwiseKernels& kernels,
                const T* data, const T* grad, float* weight_grad, float* bias_grad) {
-  const auto& loops = loops_for(kernels, T());
+  const auto& loops = kernels.loops.of(T());
   const int64_t width = kernels.width, lanes = shape.lanes, taps = plan.weights.size();
   const Slices slices(lanes, plan.result.channels, width);
   const Origins origins(plan, slices);
@@ -368,11 +361,11 @@ void correlate(const Convolution& shape, const Plan& plan, const DepthwiseKernel
   const int64_t tasks = parts * slices.count;
   const int64_t sums_size = (taps + 1) * width;  // the bias is the last one
   const int64_t data_size = plan.source.each * plan.buffer_size;
-  const int64_t buffers_size = data_size + whole_lines(at_once * shape.out_width * width);
+  const int64_t buffers_size = data_size + whole_cache_lines(at_once * shape.out_width * width);
   const int64_t steps = shape.images * slices.count * shape.out_height * shape.out_width;
   const int threads = threads_for(steps * (taps + 1), tasks);
 
-  float* const all_buffers = scratch(threads * buffers_size + tasks * sums_size);
+  float* const all_buffers = floats(threads * buffers_size + tasks * sums_size);
   float* const all_sums = all_buffers + threads * buffers_size;
 #pragma omp parallel num_threads(threads)
   {
@@ -422,27 +415,36 @@ Plan grad_plan(const Convolution& c, int64_t width) {
   return Plan(grad_axis(c, 0), grad_axis(c, 1), result_side(c), data_side(c), c.kernel[1], width);
 }
 
-// T is the type of an Element. Weights are float32 (filters, channels of a group, kernel), and the bias is
-// float32 (filters) or null; both are rounded to T. The padding of data and gradients may hold any values,
-// that of results is 0. Results may not share memory with arguments.
-template <typename T>
-void forward(const Convolution& c, const T* data, const float* weights, const float* bias, T* result) {
+}  // namespace
+
+void forward(const Convolution& c, Element element, const void* data, const float* weights, const float* bias,
+             void* result) {
   const auto& loops = *kernels().depthwise;
-  gather(c, forward_plan(c, loops.width), loops, data, weights, bias, result);
+  with_elements(element, [&](auto value) {
+    using T = decltype(value);
+    gather(c, forward_plan(c, loops.width), loops, static_cast<const T*>(data), weights, bias,
+           static_cast<T*>(result));
+  });
 }
 
-template <typename T>
-void data_grad(const Convolution& c, const T* grad, const float* weights, T* result) {
+void data_grad(const Convolution& c, Element element, const void* grad, const float* weights, void* result) {
   const auto& loops = *kernels().depthwise;
-  gather(c, grad_plan(c, loops.width), loops, grad, weights, static_cast<const float*>(nullptr), result);
+  with_elements(element, [&](auto value) {
+    using T = decltype(value);
+    gather(c, grad_plan(c, loops.width), loops, static_cast<const T*>(grad), weights, nullptr,
+           static_cast<T*>(result));
+  });
 }
 
-// Writes both gradients in float32, not rounded; `bias_grad` may be null. Without images, they stay.
-template <typename T>
-void weight_grad(const Convolution& c, const T* data, const T* grad, float* weight_grad, float* bias_grad) {
+void weight_grad(const Convolution& c, Element element, const void* data, const void* grad, float* weight_grad,
+                 float* bias_grad) {
   if (c.images == 0) return;
   const auto& loops = *kernels().depthwise;
-  correlate(c, forward_plan(c, loops.width), loops, data, grad, weight_grad, bias_grad);
+  with_elements(element, [&](auto value) {
+    using T = decltype(value);
+    correlate(c, forward_plan(c, loops.width), loops, static_cast<const T*>(data), static_cast<const T*>(grad),
+              weight_grad, bias_grad);
+  });
 }
 
 }  // namespace depthwise

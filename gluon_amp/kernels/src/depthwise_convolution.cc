@@ -4,7 +4,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "blocked_convolution.h"
+#include "depthwise.h"
 #include "products.h"
+#include "values.h"
 
 namespace gluon_amp {
 namespace depthwise {
@@ -31,11 +34,9 @@ void convolve(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
   const Convolution c = convolution_of(attrs, inputs[0].shape());
   const NDArray data = plain_copy(inputs[0]);
   const WideParameter weight(inputs[1]), bias(inputs.back());  // without a bias, the weight twice
-  with_elements(element_of(attrs, data), [&](auto element) {
-    using T = decltype(element);
-    const T* values = static_cast<const T*>(blocked_convolution::read_data(c, values_of<T>(data), sizeof(T)));
-    forward(c, values, weight.data(), c.bias ? bias.data() : nullptr, result_of<T>(outputs[0]));
-  });
+  const void* values = blocked_convolution::read_data(c, values_of<char>(data), size_of_value(data));
+  forward(c, element_of(attrs, data), values, weight.data(), c.bias ? bias.data() : nullptr,
+          result_of<char>(outputs[0]));
 }
 
 // inputs: the gradient of the result, data, weight; outputs: the gradients of data, weight, bias
@@ -46,24 +47,22 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   const WideParameter weight(inputs[2]);
   const bool bias = c.bias && req[2] != mxnet::kNullOp;
   const Precision p(element_of(attrs, data));
-  with_elements(p.element, [&](auto element) {
-    using T = decltype(element);
-    if (req[1] != mxnet::kNullOp || bias) {
-      std::vector<float> of_weight(outputs[1].shape().Size()), of_bias(c.filters);
-      const void* values = blocked_convolution::read_data(c, values_of<T>(data), sizeof(T));
-      weight_grad(c, static_cast<const T*>(values), values_of<T>(grad), of_weight.data(),
-                  bias ? of_bias.data() : nullptr);
-      write_gradient(of_weight, req[1], p.rounds_to_half(), outputs[1]);
-      if (bias) write_gradient(of_bias, req[2], p.rounds_to_half(), outputs[2]);
-    }
-    if (req[0] == mxnet::kNullOp) return;
-    Result target(p, outputs[0], req[0]);
-    const Blocked images = c.blocked_data();
-    void* blocked = c.plain_data ? scratch(Purpose::kImages, images.size() * sizeof(T)) : target.data();
-    data_grad(c, values_of<T>(grad), weight.data(), static_cast<T*>(blocked));
-    if (c.plain_data) to_plain(blocked, target.data(), c.channels, images, sizeof(T));
-    target.add();
-  });
+  const int bytes = size_of_value(data);
+  const char* grads = values_of<char>(grad);
+  if (req[1] != mxnet::kNullOp || bias) {
+    std::vector<float> of_weight(outputs[1].shape().Size()), of_bias(c.filters);
+    const void* values = blocked_convolution::read_data(c, values_of<char>(data), bytes);
+    weight_grad(c, p.element, values, grads, of_weight.data(), bias ? of_bias.data() : nullptr);
+    parameter_gradient(outputs[1], req[1], p.rounds_to_half()).write(of_weight);
+    if (bias) parameter_gradient(outputs[2], req[2], p.rounds_to_half()).write(of_bias);
+  }
+  if (req[0] == mxnet::kNullOp) return;
+  Result target = result_for(p, outputs[0], req[0]);
+  const Blocked images = c.blocked_data();
+  void* blocked = c.plain_data ? scratch(Purpose::kImages, images.size() * bytes) : target.data();
+  data_grad(c, p.element, grads, weight.data(), blocked);
+  if (c.plain_data) to_plain(blocked, target.data(), c.channels, images, bytes);
+  target.finish(false);
 }
 
 bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {

@@ -187,9 +187,9 @@ void add_up(const float* grad, int64_t count, float* sum) {
 
 const DepthwiseKernels depthwise_table = {
     kWidth,
-    {load<Bfloat>, mix<Bfloat>, pack<Bfloat>, gather<Bfloat>},
-    {load<HalfValue>, mix<HalfValue>, pack<HalfValue>, gather<HalfValue>},
-    {load<float>, mix<float>, pack<float>, gather<float>},
+    {{load<Bfloat>, mix<Bfloat>, pack<Bfloat>, gather<Bfloat>},
+     {load<HalfValue>, mix<HalfValue>, pack<HalfValue>, gather<HalfValue>},
+     {load<float>, mix<float>, pack<float>, gather<float>}},
     correlate,
     add_up,
 };

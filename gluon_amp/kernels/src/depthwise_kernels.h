@@ -57,9 +57,7 @@ struct DepthwiseLoops {
 
 struct DepthwiseKernels {
   int width;
-  DepthwiseLoops<Bfloat> bfloat;
-  DepthwiseLoops<HalfValue> half;
-  DepthwiseLoops<float> single;
+  ByElement<DepthwiseLoops> loops;
   // sums[t] += the sum over all positions of data[... + offsets[t]] * grad
   void (*correlate)(const Positions&, const float* data, const float* grad, const int64_t* offsets,
                     int64_t taps, float* sums);

@@ -10,20 +10,15 @@
 #include <vector>
 
 #include "blocked.h"
+#include "kernels.h"
+#include "operators.h"
+#include "parallel.h"
 #include "shapes.h"
 
 namespace gluon_amp {
 namespace {
 
 uint32_t readers_of(const NodeAttrs& attrs) { return count_of(attrs, "num_outputs"); }
-
-bool infer_one_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  expect_inputs(attrs, readers_of(attrs), in.size());
-  std::vector<mxnet::TShape*> shapes;
-  for (auto& shape : in) shapes.push_back(&shape);
-  for (auto& shape : out) shapes.push_back(&shape);
-  return unify(attrs, shapes);
-}
 
 void fork(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
           const Arrays& outputs) {
@@ -50,46 +45,46 @@ void sum_all(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, con
     make_plain(outputs[0]);
     plain.push_back(outputs[0]);
   }
-  std::vector<const void*> values;
-  for (const auto& array : plain) values.push_back(values_of<char>(array));
-  add_arrays(element_of(attrs, outputs[0]), values, result_of<char>(outputs[0]), outputs[0].shape().Size());
+  with_elements(element_of(attrs, outputs[0]), [&](auto value) {
+    using T = decltype(value);
+    std::vector<const T*> values;
+    for (const auto& array : plain) values.push_back(values_of<T>(array));
+    T* out = result_of<T>(outputs[0]);
+    const Sum<T> sum = kernels().moves->sum.of(value);
+    in_parallel(outputs[0].shape().Size(), [&](int64_t first, int64_t count) {
+      sum(values.data(), values.size(), out, first, first + count);
+    });
+  });
 }
 
 }  // namespace
 
 void register_fork() {
-  nnvm::Op* op = add_op("_gluon_amp_fork", fork, infer_one_shape, infer_one_dtype);
-  op->num_inputs = nnvm::kVarg;
-  op->get_num_inputs = op->get_num_outputs = readers_of;
   // Each output shares the memory of one input, and the sum that of any of its inputs.
-  const auto own = [](const NodeAttrs& attrs) {
-    std::vector<std::pair<int, int>> pairs;
-    for (uint32_t i = 0; i < readers_of(attrs); ++i) pairs.emplace_back(i, i);
-    return pairs;
-  };
-  const auto any = [](const NodeAttrs& attrs) {
-    std::vector<std::pair<int, int>> pairs;
-    for (uint32_t i = 0; i < readers_of(attrs); ++i) pairs.emplace_back(i, 0);
-    return pairs;
+  const auto in_place = [](int step) {
+    return InplaceOption([step](const NodeAttrs& attrs) {
+      std::vector<std::pair<int, int>> pairs;
+      for (uint32_t i = 0; i < readers_of(attrs); ++i) pairs.emplace_back(i, i * step);
+      return pairs;
+    });
   };
   const auto identical = [](const NodeAttrs& attrs) {
     return std::vector<bool>(readers_of(attrs), true);
   };
-  set_attr(op, "FInplaceOption", InplaceOption(own), kPriority);
+  nnvm::Op* op = add_op("_gluon_amp_fork", readers_of, readers_of, fork, infer_one_shape, infer_one_dtype);
+  set_attr(op, "FInplaceOption", in_place(1), kPriority);
   set_attr(op, "FInplaceIdentity", InplaceIdentity(identical), kPriority);
-  const auto gradient = [](const ObjectPtr& node, const Entries& grads) {
+  const auto and_zeros = [](const ObjectPtr& node, const Entries& sum) {
+    Entries gradients = sum;
     const Entries& inputs = inputs_of(node);
-    expect_inputs(node->attrs, grads.size(), inputs.size());
-    Entries gradients = gradients_of(node, grads);
     for (size_t i = 1; i < inputs.size(); ++i) {
       gradients.push_back(make_grad_node("zeros_like", node, {inputs[i]}, {})[0]);
     }
     return gradients;
   };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  nnvm::Op* grad = add_backward(op, sum_all);
-  grad->get_num_inputs = readers_of;
-  set_attr(grad, "FInplaceOption", InplaceOption(any), kPriority);
+  nnvm::Op* grad = add_gradient(op, readers_of, sum_all, only_gradients, and_zeros);
+  grad->get_num_outputs = Arity(1).count();
+  set_attr(grad, "FInplaceOption", in_place(0), kPriority);
 }
 
 }  // namespace gluon_amp

@@ -19,6 +19,18 @@ struct HalfValue {
 // have the dtype float32.
 enum class Element { kBfloat, kHalf, kSingle };
 
+// What differs with the type of these values
+template <template <typename> class Differing>
+struct ByElement {
+  Differing<Bfloat> bfloat;
+  Differing<HalfValue> half;
+  Differing<float> single;
+
+  const Differing<Bfloat>& of(Bfloat) const { return bfloat; }
+  const Differing<HalfValue>& of(HalfValue) const { return half; }
+  const Differing<float>& of(float) const { return single; }
+};
+
 // A binary floating-point format by its parameters, as gluon_amp/base/formats.py has them. Its exponents are
 // among those of float32, and its significands are shorter.
 struct Format {

@@ -5,7 +5,12 @@
 #include <cstring>
 #include <vector>
 
+#include "memory.h"
+#include "onednn.h"
+#include "packing.h"
+#include "parallel.h"
 #include "products.h"
+#include "values.h"
 
 namespace gluon_amp {
 
@@ -99,7 +104,7 @@ inline void write_weight_gradients(Product product, const void* data, const void
     const bool same = longer.columns == product.columns && longer.hidden == product.hidden;
     void* direct = nullptr;
     if (same && req[0] != mxnet::kNullOp && is_plain(plan->weight)) {
-      direct = ParameterGradient(gradients[0], req[0], rounds_to_half).direct();
+      direct = parameter_gradient(gradients[0], req[0], rounds_to_half).direct();
     }
     void* packed = direct ? direct : scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
     data = lengthened(data, product.rows, product.columns, longer.columns, Purpose::kImages);
@@ -114,7 +119,7 @@ inline void write_weight_gradients(Product product, const void* data, const void
     }
     if (!direct) unpack_gradient(packed, plan->weight, req[0], rounds_to_half, gradients[0]);
   }
-  if (wanted) write_gradient(sums, req[1], rounds_to_half, gradients[1]);
+  if (wanted) parameter_gradient(gradients[1], req[1], rounds_to_half).write(sums);
 }
 
 }  // namespace gluon_amp

@@ -64,7 +64,7 @@ void interleave(const float* low, const float* high, Bfloat* out, int64_t n) {
 }
 
 template <typename T>
-void add(const T* in, T* out, int64_t n) {
+void add(const float* in, T* out, int64_t n) {
   each(0, n, [=](auto v, int64_t i) { (v.load(out + i) + v.load(in + i)).store(out + i); });
 }
 
@@ -159,8 +159,9 @@ const Kernels table = {
     round_relu_grad,
     convert<float, half_bits>,
     convert<half_bits, float>,
-    add,
-    add,
+    add<float>,
+    add<half_bits>,
+    add<Bfloat>,
     finite,
     finite_half,
     sgd<float>,

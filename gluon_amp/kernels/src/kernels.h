@@ -10,10 +10,10 @@
 #include "formats.h"
 #include "moves_kernels.h"
 #include "norm_kernels.h"
-#include "pointwise_kernels.h"
 #include "pooling_kernels.h"
-#include "rows_kernels.h"
+#include "program.h"
 #include "recurrent_kernels.h"
+#include "rows_kernels.h"
 
 namespace gluon_amp {
 
@@ -47,9 +47,10 @@ struct Kernels {
   void (*round_relu_grad)(const float* grad, const float* result, float* out, int64_t n, const Format&);
   void (*narrow)(const float* in, half_bits* out, int64_t n);
   void (*widen)(const half_bits* in, float* out, int64_t n);
-  // out += in, in the type of out
+  // out += in, rounded to the type of out
   void (*add)(const float* in, float* out, int64_t n);
-  void (*add_half)(const half_bits* in, half_bits* out, int64_t n);
+  void (*add_half)(const float* in, half_bits* out, int64_t n);
+  void (*add_bfloat)(const float* in, Bfloat* out, int64_t n);
   bool (*finite)(const float* in, int64_t n);
   bool (*finite_half)(const half_bits* in, int64_t n);
   Update<float> sgd;

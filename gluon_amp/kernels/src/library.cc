@@ -23,6 +23,7 @@
 #include "depthwise_convolution.cc"
 #include "norm.cc"
 #include "packed_weights.cc"
+#include "packing.cc"
 #include "pooling.cc"
 #include "pointwise.cc"
 #include "recurrent.cc"
@@ -128,6 +129,9 @@ GLUON_AMP_VISIBLE void gluon_amp_set_exponent(int scale, int exponent) {
 GLUON_AMP_VISIBLE float gluon_amp_take_largest(int scale) {
   return gluon_amp::scale_at(scale)->largest.exchange(0);
 }
+
+// Frees all packed weights (packed_weights.h).
+GLUON_AMP_VISIBLE void gluon_amp_forget_weights() { gluon_amp::forget_weights(); }
 
 // For tests: selects an instruction set as select_kernels does, and returns 1 or 0.
 GLUON_AMP_VISIBLE int gluon_amp_select(int set) { return gluon_amp::select_kernels(set); }

@@ -1,6 +1,5 @@
 // The loops of moves_kernels.h, compiled three times as kernels.cc is.
 #include <algorithm>
-#include <type_traits>
 
 #include "vectors.h"
 
@@ -109,8 +108,8 @@ void sum(const T* const* in, int64_t count, T* out, int64_t first, int64_t end) 
   });
 }
 
-const MovesKernels moves_table = {transpose<uint16_t>, transpose<uint32_t>, turn_pairs, sum<Bfloat>,
-                                  sum<HalfValue>, sum<float>};
+const MovesKernels moves_table = {transpose<uint16_t>, transpose<uint32_t>, turn_pairs,
+                                  {sum<Bfloat>, sum<HalfValue>, sum<float>}};
 
 }  // namespace
 

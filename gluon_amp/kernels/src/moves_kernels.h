@@ -25,9 +25,7 @@ struct MovesKernels {
   void (*turn_pairs)(const uint64_t* in, uint64_t* out);
   // out[i] = in[0][i] + ... + in[count - 1][i] for i from `first` to `end` - 1, added in float32 in this
   // order; `out` may be any of the inputs
-  Sum<Bfloat> sum_bfloat;
-  Sum<HalfValue> sum_half;
-  Sum<float> sum_single;
+  ByElement<Sum> sum;
 };
 
 }  // namespace gluon_amp

@@ -15,8 +15,11 @@
 #include <string>
 #include <vector>
 
+#include "parallel.h"
+#include "pointwise.h"
 #include "programs.h"
 #include "shapes.h"
+#include "values.h"
 
 namespace gluon_amp {
 namespace {
@@ -157,14 +160,6 @@ float inverse_of(float variance, float eps) {
   return static_cast<float>(1.0 / std::sqrt(variance + eps));
 }
 
-void write(const std::vector<float>& values, OpReqType req, const NDArray& output) {
-  if (req == mxnet::kNullOp) return;
-  float* out = result_of<float>(output);
-  for (size_t i = 0; i < values.size(); ++i) {
-    out[i] = req == mxnet::kAddTo ? out[i] + values[i] : values[i];
-  }
-}
-
 void normalize(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
                const Requests& req, const Arrays& outputs) {
   const NormAttributes norm(attrs);
@@ -216,8 +211,8 @@ void normalize(const NodeAttrs& attrs, const OpContext& context, const Arrays& i
         kernel.forward(norm.program, spans.span(group, i), affine.constants(group), parts,
                        spans.at(out, false, group, i));
       });
-  write(mean, req[kMean], outputs[kMean]);
-  write(inverse, req[kInverse], outputs[kInverse]);
+  Result(outputs[kMean], req[kMean]).write(mean);
+  Result(outputs[kInverse], req[kInverse]).write(inverse);
 }
 
 // ------------------------------------------------------------------------------------ backward
@@ -245,8 +240,9 @@ void normalize_back(const NodeAttrs& attrs, const OpContext& context, const Arra
   const auto write_sums = [&]() {
     // As in MXNet, a fixed gamma's gradient is zero even if it is to be added.
     const bool adds = req[kGammaGrad] == mxnet::kAddTo;
-    write(gamma_grad, adds && norm.fix_gamma ? mxnet::kWriteTo : req[kGammaGrad], outputs[kGammaGrad]);
-    write(beta_grad, req[kBetaGrad], outputs[kBetaGrad]);
+    const OpReqType request = adds && norm.fix_gamma ? mxnet::kWriteTo : req[kGammaGrad];
+    Result(outputs[kGammaGrad], request).write(gamma_grad);
+    Result(outputs[kBetaGrad], req[kBetaGrad]).write(beta_grad);
   };
   if (full.Size() == 0) return write_sums();
   const bool trains = context.is_train && !norm.global;
@@ -343,7 +339,6 @@ void set_channels(const NodeAttrs& attrs, mxnet::ShapeVector& shapes, std::initi
 
 bool infer_norm_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
   const NormAttributes norm(attrs);
-  expect_inputs(attrs, kExtras + norm.program.inputs - 1, in.size());
   set_channels(attrs, in, {kGamma, kBeta, kMovingMean, kMovingVar});
   set_channels(attrs, out, {kMean, kInverse});
   set_rank(attrs, in[kData], 5);
@@ -359,7 +354,6 @@ bool infer_norm_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::Sha
 
 // Statistics and parameters are float32, and images of one dtype.
 bool infer_norm_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  expect_inputs(attrs, norm_inputs(attrs), in.size());
   Ints images{in.at(kData), out[kResult]}, channels(in.begin() + kGamma, in.begin() + kExtras), none;
   images.insert(images.end(), in.begin() + kExtras, in.end());
   infer_cast<mshadow::kFloat32, mshadow::kFloat32>(attrs, channels, channels);
@@ -373,19 +367,16 @@ bool infer_norm_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
 }  // namespace
 
 void register_norm() {
-  nnvm::Op* op = add_op("_gluon_amp_norm", normalize, infer_norm_shape, infer_norm_type);
-  op->num_inputs = nnvm::kVarg;
-  op->get_num_inputs = norm_inputs;
-  op->num_outputs = 3;
-  const auto visible = [](const NodeAttrs&) -> uint32_t { return 1; };
-  set_attr(op, "FNumVisibleOutputs", Count(visible), kPriority);
-  const auto moving = [](const NodeAttrs&) { return std::vector<uint32_t>{kMovingMean, kMovingVar}; };
-  set_attr(op, "FMutateInputs", MutateInputs(moving), kPriority);
+  nnvm::Op* op = add_op("_gluon_amp_norm", norm_inputs, 3, normalize, infer_norm_shape, infer_norm_type);
+  set_visible(op, 1);
+  const auto mutates = [](uint32_t mean, uint32_t var) {
+    return MutateInputs([=](const NodeAttrs&) { return std::vector<uint32_t>{mean, var}; });
+  };
+  set_attr(op, "FMutateInputs", mutates(kMovingMean, kMovingVar), kPriority);
   may_work_in_place(op);
-  const auto gradient = [](const ObjectPtr& node, const Entries& grads) {
+  const auto read = [](const ObjectPtr& node, const Entries& grads) {
     const Needs needs = NormAttributes(node->attrs).needs();
     const Entries& data = inputs_of(node);
-    expect_inputs(node->attrs, norm_inputs(node->attrs), data.size());
     Entries read{grads[0], data[kData], data[kGamma], data[kBeta]};
     read.emplace_back(node, kMean, 0);
     read.emplace_back(node, kInverse, 0);
@@ -393,24 +384,21 @@ void register_norm() {
     read.push_back(data[kMovingVar]);
     if (needs == Needs::result) read.emplace_back(node, kResult, 0);
     if (needs == Needs::values) read.insert(read.end(), data.begin() + kExtras, data.end());
-    Entries gradients = gradients_of(node, read);
-    const auto none = make_grad_node("_NoGradient", node, {}, {});
-    gradients.insert(gradients.begin() + kMovingMean, 2, none[0]);
-    return gradients;
+    return read;
   };
-  set_attr(op, "FGradient", Gradient(gradient), kPriority);
-
-  nnvm::Op* grad = add_backward(op, normalize_back);
-  grad->get_num_inputs = [](const NodeAttrs& attrs) -> uint32_t {
+  const auto read_count = [](const NodeAttrs& attrs) -> uint32_t {
     const Needs needs = NormAttributes(attrs).needs();
     const uint32_t others = needs == Needs::values ? norm_inputs(attrs) - kExtras : needs == Needs::result;
     return kGradOthers + others;
   };
-  grad->get_num_outputs = [](const NodeAttrs& attrs) { return norm_inputs(attrs) - kExtras + kExtraGrads; };
-  const auto mutated = [](const NodeAttrs&) {
-    return std::vector<uint32_t>{kGradMovingMean, kGradMovingVar};
+  const auto without_moving = [](const ObjectPtr& node, const Entries& gradients) {
+    Entries all = gradients;
+    all.insert(all.begin() + kMovingMean, 2, make_grad_node("_NoGradient", node, {}, {})[0]);
+    return all;
   };
-  set_attr(grad, "FMutateInputs", MutateInputs(mutated), kPriority);
+  nnvm::Op* grad = add_gradient(op, read_count, normalize_back, read, without_moving);
+  grad->get_num_outputs = [](const NodeAttrs& attrs) { return norm_inputs(attrs) - kExtras + kExtraGrads; };
+  set_attr(grad, "FMutateInputs", mutates(kGradMovingMean, kGradMovingVar), kPriority);
   may_work_in_place(grad);
 }
 

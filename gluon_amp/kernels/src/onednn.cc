@@ -178,4 +178,12 @@ size_t bytes_of(const dnnl_memory_desc_t& desc) {
   return std::max(most, inner) * (wide ? 4 : 2);
 }
 
+bool is_plain(const dnnl_memory_desc_t& desc) {
+  int64_t stride = 1;
+  for (int i = desc.ndims - 1; i >= 0; stride *= desc.dims[i--]) {
+    if (desc.dims[i] != desc.padded_dims[i] || desc.format_desc.blocking.strides[i] != stride) return false;
+  }
+  return desc.format_desc.blocking.inner_nblks == 0;
+}
+
 }  // namespace gluon_amp

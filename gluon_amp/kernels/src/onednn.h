@@ -41,6 +41,8 @@ dnnl_memory_desc_t any_desc(const std::vector<int64_t>& sizes, dnnl_data_type_t 
 // Images (images, channels, height, width) in the blocked layout (see blocked.h); 0 lanes are nhwc
 dnnl_memory_desc_t blocked_desc(int64_t images, int64_t channels, int64_t height, int64_t width,
                                 int64_t lanes, dnnl_data_type_t dtype);
+// Whether an array has the plain layout
+bool is_plain(const dnnl_memory_desc_t& desc);
 // Bytes of memory of a description
 size_t bytes_of(const dnnl_memory_desc_t& desc);
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -32,7 +33,16 @@ inline bool unify(const NodeAttrs& attrs, const std::vector<mxnet::TShape*>& sha
   return mxnet::shape_is_known(common);
 }
 
-// A node of a graph that was read from a file may have any number of inputs, despite num_inputs.
+// Arrays of one shape
+inline bool infer_one_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  std::vector<mxnet::TShape*> shapes;
+  for (auto* some : {&in, &out}) {
+    for (auto& shape : *some) shapes.push_back(&shape);
+  }
+  return unify(attrs, shapes);
+}
+
+// A node of a graph that was read from a file may have any number of inputs, despite its operator's.
 inline void expect_inputs(const NodeAttrs& attrs, size_t expected, size_t count) {
   CHECK_EQ(count, expected) << attrs.op->name << " expects " << expected << " arrays";
 }
@@ -55,13 +65,24 @@ inline const Compute& compute_of(const char* op) {
   return all[nnvm::Op::Get(op)];
 }
 
-// Adds an operator of dense arrays with one output.
-inline nnvm::Op* add_op(const std::string& name, const Compute& compute, const InferShape& shapes,
-                        const InferType& types) {
+// How many arrays an operator reads or writes: a number, or a function of a node's attributes
+class Arity {
+ public:
+  Arity(int number) : count_([number](const NodeAttrs&) -> uint32_t { return number; }) {}
+  template <typename Function, typename = typename std::enable_if<!std::is_integral<Function>::value>::type>
+  Arity(Function count) : count_(count) {}
+  const Count& count() const { return count_; }
+
+ private:
+  Count count_;
+};
+
+// Adds an operator of dense arrays, without functions that infer shapes and dtypes.
+inline nnvm::Op* add_bare(const std::string& name, const Arity& inputs, const Arity& outputs,
+                          const Compute& compute) {
   nnvm::Op* op = &register_or_get(dmlc::Registry<nnvm::Op>::Get(), name);
-  op->num_outputs = 1;
-  set_attr(op, "FInferShape", shapes, kPriority);
-  set_attr(op, "FInferType", types, kPriority);
+  op->get_num_inputs = inputs.count();
+  op->get_num_outputs = outputs.count();
   set_attr(op, "FInferStorageType", InferStorage(infer_storage), kPriority);
   set_attr(op, "FComputeEx<cpu>", compute, kPriority);
   // Without it, MXNet converts the inputs to the plain layout before each call.
@@ -69,10 +90,28 @@ inline nnvm::Op* add_op(const std::string& name, const Compute& compute, const I
   return op;
 }
 
-// Names the outputs, of which the first are visible, as MXNet's operator of the same values does.
-inline void set_outputs(nnvm::Op* op, const Names& names, const Count& visible) {
-  set_attr(op, "FListOutputNames", names, kPriority);
-  set_attr(op, "FNumVisibleOutputs", visible, kPriority);
+// Adds an operator. The functions that infer are only called with the number of inputs that it has.
+template <typename Shapes, typename Types>
+nnvm::Op* add_op(const std::string& name, const Arity& inputs, const Arity& outputs, const Compute& compute,
+                 Shapes shapes, Types types) {
+  nnvm::Op* op = add_bare(name, inputs, outputs, compute);
+  const Count count = inputs.count();
+  const auto infer_shape = [=](const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+    expect_inputs(attrs, count(attrs), in.size());
+    return shapes(attrs, in, out);
+  };
+  const auto infer_type = [=](const NodeAttrs& attrs, Ints& in, Ints& out) {
+    expect_inputs(attrs, count(attrs), in.size());
+    return types(attrs, in, out);
+  };
+  set_attr(op, "FInferShape", InferShape(infer_shape), kPriority);
+  set_attr(op, "FInferType", InferType(infer_type), kPriority);
+  return op;
+}
+
+// Hides the outputs behind the first ones.
+inline void set_visible(nnvm::Op* op, const Arity& outputs) {
+  set_attr(op, "FNumVisibleOutputs", outputs.count(), kPriority);
 }
 
 // Lets MXNet write the first output to the memory of the first input.
@@ -87,33 +126,44 @@ bool refuse_alone(const NodeAttrs& attrs, List&, List&) {
   return false;
 }
 
-// Adds the operator of a gradient, of one input unless the caller changes that. MXNet infers its shapes and
-// dtypes from those of `forward`, and calls its own functions only for a graph that has it without `forward`.
-inline nnvm::Op* add_backward(const nnvm::Op* forward, const Compute& compute) {
-  nnvm::Op* op = add_op("_backward" + forward->name, compute, refuse_alone<mxnet::ShapeVector>,
-                        refuse_alone<Ints>);
-  op->num_inputs = 1;
-  set_attr(op, "TIsBackward", true, kPriority);
-  return op;
-}
+inline Entries only_these(const ObjectPtr&, const Entries& gradients) { return gradients; }
 
-// The gradients of a node's inputs, by the operator of add_backward, which reads `inputs`
-inline Entries gradients_of(const ObjectPtr& node, const Entries& inputs) {
-  return make_grad_node(("_backward" + node->op()->name).c_str(), node, inputs, node->attrs.dict);
-}
-
-// Adds the gradient of an operator. read(node, gradients of its results) returns what the gradient reads.
-template <typename Read>
-nnvm::Op* add_gradient(nnvm::Op* op, const Compute& compute, Read read) {
+// Adds the gradient of an operator. It reads what read(node, gradients of its results) returns, `inputs`
+// arrays, and writes the gradients of all inputs, or others that complete(node, gradients) makes these.
+// MXNet infers its shapes and dtypes from those of `op`, and calls its own functions only for a graph that
+// has it without `op`.
+template <typename Read, typename Complete = decltype(&only_these)>
+nnvm::Op* add_gradient(nnvm::Op* op, const Arity& inputs, const Compute& compute, Read read,
+                       Complete complete = only_these) {
+  const Count count = op->get_num_inputs;
   const auto gradient = [=](const ObjectPtr& node, const Entries& grads) {
-    return gradients_of(node, read(node, grads));
+    expect_inputs(node->attrs, count(node->attrs), inputs_of(node).size());
+    const auto name = "_backward" + node->op()->name;
+    return complete(node, make_grad_node(name.c_str(), node, read(node, grads), node->attrs.dict));
   };
   set_attr(op, "FGradient", Gradient(gradient), kPriority);
-  return add_backward(op, compute);
+  nnvm::Op* grad = add_bare("_backward" + op->name, inputs, count, compute);
+  set_attr(grad, "FInferShape", InferShape(refuse_alone<mxnet::ShapeVector>), kPriority);
+  set_attr(grad, "FInferType", InferType(refuse_alone<Ints>), kPriority);
+  set_attr(grad, "TIsBackward", true, kPriority);
+  return grad;
 }
 
-// What a gradient reads that needs only those of the results
+// What a gradient reads: the gradients of the results; the first one and the result; the first one and the
+// first inputs; all of them and all inputs
 inline Entries only_gradients(const ObjectPtr&, const Entries& grads) { return grads; }
+inline Entries and_result(const ObjectPtr& node, const Entries& grads) { return {grads[0], {node, 0, 0}}; }
+template <int count>
+Entries and_inputs(const ObjectPtr& node, const Entries& grads) {
+  Entries entries{grads[0]};
+  entries.insert(entries.end(), inputs_of(node).begin(), inputs_of(node).begin() + count);
+  return entries;
+}
+inline Entries and_all_inputs(const ObjectPtr& node, const Entries& grads) {
+  Entries entries = grads;
+  entries.insert(entries.end(), inputs_of(node).begin(), inputs_of(node).end());
+  return entries;
+}
 
 template <int from, int to>
 bool infer_cast(const NodeAttrs& attrs, Ints& in, Ints& out) {
@@ -129,28 +179,18 @@ bool infer_cast(const NodeAttrs& attrs, Ints& in, Ints& out) {
 
 // Adds an operator whose inputs and output have the same shape; the inputs have the same dtype.
 template <int from, int to>
-nnvm::Op* add_elementwise(const std::string& name, uint32_t inputs, const Compute& compute) {
-  const auto infer_shape = [=](const NodeAttrs& attrs, mxnet::ShapeVector& in,
-                               mxnet::ShapeVector& out) {
-    expect_inputs(attrs, inputs, in.size());
-    std::vector<mxnet::TShape*> shapes{&out.at(0)};
-    for (auto& shape : in) shapes.push_back(&shape);
-    return unify(attrs, shapes);
-  };
-  nnvm::Op* op = add_op(name, compute, infer_shape, infer_cast<from, to>);
-  op->num_inputs = inputs;
+nnvm::Op* add_elementwise(const std::string& name, int inputs, const Compute& compute) {
+  nnvm::Op* op = add_op(name, inputs, 1, compute, infer_one_shape, infer_cast<from, to>);
   if (from == to) may_work_in_place(op);
   return op;
 }
 
-// Adds such an operator of one input, and its gradient.
-template <int from, int to, typename Read = decltype(&only_gradients)>
-nnvm::Op* add_with_gradient(const std::string& name, const Compute& compute, const Compute& compute_grad,
-                            Read read = only_gradients) {
-  nnvm::Op* op = add_elementwise<from, to>(name, 1, compute);
-  nnvm::Op* grad = add_gradient(op, compute_grad, read);
+// Adds such an operator of one input, and its gradient, which reads `inputs` arrays.
+template <int from, int to, typename Read>
+void add_with_gradient(const std::string& name, int inputs, const Compute& compute, const Compute& compute_grad,
+                       Read read) {
+  nnvm::Op* grad = add_gradient(add_elementwise<from, to>(name, 1, compute), inputs, compute_grad, read);
   if (from == to) may_work_in_place(grad);
-  return grad;
 }
 
 }  // namespace gluon_amp

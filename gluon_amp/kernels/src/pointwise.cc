@@ -3,6 +3,8 @@
 #include <string>
 #include <vector>
 
+#include "parallel.h"
+#include "pointwise.h"
 #include "programs.h"
 #include "shapes.h"
 
@@ -84,8 +86,6 @@ mxnet::TShape largest(const NodeAttrs& attrs, const mxnet::ShapeVector& shapes) 
 }
 
 bool infer_pointwise_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  const Program program = pointwise_program(attrs);
-  expect_inputs(attrs, program.inputs, in.size());
   for (const auto& shape : in) {
     if (!mxnet::shape_is_known(shape)) return false;
   }
@@ -101,27 +101,18 @@ bool infer_pointwise_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet
 
 void register_pointwise() {
   const auto inputs = [](const NodeAttrs& attrs) -> uint32_t { return pointwise_program(attrs).inputs; };
-  nnvm::Op* op = add_op("_gluon_amp_pointwise", apply, infer_pointwise_shape, infer_one_dtype);
-  op->num_inputs = nnvm::kVarg;
-  op->get_num_inputs = inputs;
+  nnvm::Op* op = add_op("_gluon_amp_pointwise", inputs, 1, apply, infer_pointwise_shape, infer_one_dtype);
   may_work_in_place(op);
   const auto read = [](const ObjectPtr& node, const Entries& grads) {
-    const Program program = pointwise_program(node->attrs);
-    const Entries& data = inputs_of(node);
-    expect_inputs(node->attrs, program.inputs, data.size());
-    Entries read{grads[0]};
-    const Needs needs = needs_of(program);
-    if (needs == Needs::result) read.emplace_back(node, 0, 0);
-    if (needs == Needs::values) read.insert(read.end(), data.begin(), data.end());
-    return read;
+    const Needs needs = needs_of(pointwise_program(node->attrs));
+    if (needs == Needs::values) return and_all_inputs(node, {grads[0]});
+    return needs == Needs::result ? and_result(node, grads) : grads;
   };
-  nnvm::Op* grad = add_gradient(op, apply_back, read);
-  grad->get_num_inputs = [=](const NodeAttrs& attrs) -> uint32_t {
+  const auto read_count = [=](const NodeAttrs& attrs) -> uint32_t {
     const Needs needs = needs_of(pointwise_program(attrs));
     return needs == Needs::nothing ? 1 : needs == Needs::result ? 2 : 1 + inputs(attrs);
   };
-  grad->get_num_outputs = inputs;
-  may_work_in_place(grad);
+  may_work_in_place(add_gradient(op, read_count, apply_back, read));
 }
 
 }  // namespace gluon_amp

@@ -1,4 +1,4 @@
-// The loops of pointwise_kernels.h, compiled three times as kernels.cc is.
+// The loops of PointwiseKernels in program.h, compiled three times as kernels.cc is.
 #include "evaluation.h"
 
 namespace gluon_amp {

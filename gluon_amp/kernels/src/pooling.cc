@@ -9,6 +9,9 @@
 #include <vector>
 
 #include "blocked.h"
+#include "kernels.h"
+#include "operators.h"
+#include "parallel.h"
 #include "shapes.h"
 
 namespace gluon_amp {
@@ -174,10 +177,6 @@ class PoolingTables {
   std::vector<float> divisors_, factors_;
 };
 
-const Pooling<Bfloat>& pooling_of(Bfloat) { return kernels().pooling->bfloat; }
-const Pooling<HalfValue>& pooling_of(HalfValue) { return kernels().pooling->half; }
-const Pooling<float>& pooling_of(float) { return kernels().pooling->single; }
-
 // Calls body(plane, row) for all rows of all groups of all images, of `height` rows each.
 template <typename Body>
 void each_row(const Blocked& images, int64_t height, Body body) {
@@ -212,6 +211,12 @@ void max_pool(const MaxPooling<T, Index>& kernel, const PoolingTables& tables, c
   if (tables.fills_padding()) clear_padding(result, tables.attributes.channels, out);
 }
 
+// Calls body(kernels, Index()) for the dtype of the indices.
+template <typename T, typename Body>
+void with_indices(const Pooling<T>& kernel, const PoolingAttributes& pooling, Body body) {
+  pooling.index_type() == mshadow::kUint8 ? body(kernel.max, uint8_t()) : body(kernel.wide_max, int32_t());
+}
+
 void pool(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
           const Arrays& outputs) {
   CHECK_NE(req[0], mxnet::kAddTo);
@@ -221,7 +226,7 @@ void pool(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const 
   if (tables.result.Size() == 0 || (req[0] == mxnet::kNullOp && !max)) return;
   with_elements(element_of(attrs, inputs[0]), [&](auto element) {
     using T = decltype(element);
-    const auto& kernel = pooling_of(element);
+    const auto& kernel = kernels().pooling->of(element);
     const T* data = values_of<T>(inputs[0]);
     T* out = result_of<T>(outputs[0]);
     if (!max) {
@@ -233,12 +238,10 @@ void pool(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const 
       });
       return;
     }
-    const bool indices = req[1] != mxnet::kNullOp;
-    if (tables.attributes.index_type() == mshadow::kUint8) {
-      max_pool(kernel.max, tables, data, out, indices ? result_of<uint8_t>(outputs[1]) : nullptr);
-    } else {
-      max_pool(kernel.wide_max, tables, data, out, indices ? result_of<int32_t>(outputs[1]) : nullptr);
-    }
+    with_indices(kernel, tables.attributes, [&](const auto& kernel, auto index) {
+      auto* indices = req[1] == mxnet::kNullOp ? nullptr : result_of<decltype(index)>(outputs[1]);
+      max_pool(kernel, tables, data, out, indices);
+    });
   });
 }
 
@@ -254,7 +257,7 @@ void pool_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, c
   const PoolingShape shape = tables.shape();
   with_elements(element_of(attrs, inputs[0]), [&](auto element) {
     using T = decltype(element);
-    const auto& kernel = pooling_of(element);
+    const auto& kernel = kernels().pooling->of(element);
     const T* out_grad = values_of<T>(inputs[0]);
     T* grad = result_of<T>(outputs[0]);
     const auto each = [&](auto gather) {
@@ -264,20 +267,16 @@ void pool_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, c
       });
     };
     if (!tables.attributes.max) {
-      each([&](int64_t first, T* to, int64_t row) {
+      return each([&](int64_t first, T* to, int64_t row) {
         kernel.avg_grad(out_grad + first, to, row, shape);
       });
-    } else if (tables.attributes.index_type() == mshadow::kUint8) {
-      const uint8_t* indices = values_of<uint8_t>(inputs[1]);
-      each([&](int64_t first, T* to, int64_t row) {
-        kernel.max.backward(out_grad + first, indices + first, to, row, shape);
-      });
-    } else {
-      const int32_t* indices = values_of<int32_t>(inputs[1]);
-      each([&](int64_t first, T* to, int64_t row) {
-        kernel.wide_max.backward(out_grad + first, indices + first, to, row, shape);
-      });
     }
+    with_indices(kernel, tables.attributes, [&](const auto& kernel, auto index) {
+      const auto* indices = values_of<decltype(index)>(inputs[1]);
+      each([&](int64_t first, T* to, int64_t row) {
+        kernel.backward(out_grad + first, indices + first, to, row, shape);
+      });
+    });
   });
 }
 
@@ -285,7 +284,6 @@ uint32_t arrays_of_result(const NodeAttrs& attrs) { return PoolingAttributes(att
 
 // The result and, of max pooling, the indices
 bool infer_pooled_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  expect_inputs(attrs, 1, in.size());
   const PoolingAttributes pooling(attrs);
   if (!mxnet::shape_is_known(in[0])) return false;
   CHECK_EQ(in[0].ndim(), 5) << attrs.op->name << " expects arrays of 5 dimensions";
@@ -306,16 +304,14 @@ bool infer_pooled_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
 }  // namespace
 
 void register_pooling() {
-  nnvm::Op* op = add_op("_gluon_amp_pool", pool, infer_pooled_shape, infer_pooled_type);
-  op->num_inputs = 1;
-  op->get_num_outputs = arrays_of_result;
-  set_attr(op, "FNumVisibleOutputs", Count([](const NodeAttrs&) { return 1u; }), kPriority);
+  nnvm::Op* op = add_op("_gluon_amp_pool", 1, arrays_of_result, pool, infer_pooled_shape, infer_pooled_type);
+  set_visible(op, 1);
   const auto read = [](const ObjectPtr& node, const Entries& grads) {
     Entries inputs{grads[0]};
     if (arrays_of_result(node->attrs) == 2) inputs.emplace_back(node, 1, 0);
     return inputs;
   };
-  add_gradient(op, pool_grad, read)->get_num_inputs = arrays_of_result;
+  add_gradient(op, arrays_of_result, pool_grad, read);
 }
 
 }  // namespace gluon_amp

@@ -43,10 +43,6 @@ struct Pooling {
   void (*avg_grad)(const T* out_grad, T* grad, int64_t row, const PoolingShape&);
 };
 
-struct PoolingKernels {
-  Pooling<Bfloat> bfloat;
-  Pooling<HalfValue> half;
-  Pooling<float> single;
-};
+using PoolingKernels = ByElement<Pooling>;
 
 }  // namespace gluon_amp

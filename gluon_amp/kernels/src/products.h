@@ -7,10 +7,11 @@
 #include <vector>
 
 #include "blocked.h"
+#include "memory.h"
 #include "onednn.h"
+#include "operators.h"
 #include "packed_weights.h"
-#include "parameters.h"
-#include "shapes.h"
+#include "values.h"
 
 namespace gluon_amp {
 
@@ -75,9 +76,11 @@ struct Precision {
   int bytes() const { return dtype() == dnnl_bf16 ? 2 : 4; }
   Element computed() const { return widens ? Element::kSingle : element; }
   bool rounds_to_half() const { return element == Element::kHalf; }
-  // Whether float32 results have to be rounded, and to which format
-  bool rounds_floats() const { return rounds_to_half() || wide_values; }
-  const Format& format() const { return wide_values ? kBfloat16 : kFloat16; }
+  // Of results
+  Rounding rounding() const {
+    const Format* format = element == Element::kBfloat ? &kBfloat16 : rounds_to_half() ? &kFloat16 : nullptr;
+    return {format, format};
+  }
 };
 
 // The values of an array as the primitive reads them
@@ -87,7 +90,7 @@ inline const void* read(const Precision& p, const NDArray& array, Purpose purpos
   const int64_t n = array.shape().Size();
   auto* wide = static_cast<float*>(scratch(purpose, n * sizeof(float)));
   in_parallel(n, [&](int64_t first, int64_t count) {
-    kernels().from_bfloat(reinterpret_cast<const Bfloat*>(stored) + first, wide + first, count);
+    to_floats(stored, mshadow::kBfloat16, first, wide + first, count);
   });
   return wide;
 }
@@ -101,30 +104,16 @@ class Bias {
     const NDArray& bias = inputs[2];
     const WideParameter wide(bias);
     const int64_t n = wide.size();
-    values_.resize(n);
-    if (p.element == Element::kSingle) {
-      std::copy(wide.data(), wide.data() + n, values_.begin());
-    } else if (p.element == Element::kBfloat && bias.dtype() == mshadow::kFloat32) {
-      std::vector<Bfloat> rounded(n);
-      kernels().to_bfloat(wide.data(), rounded.data(), n);
-      kernels().from_bfloat(rounded.data(), values_.data(), n);
-    } else {
-      kernels().round(wide.data(), values_.data(), n, kFloat16);
-    }
+    values_.assign(wide.data(), wide.data() + n);
+    if (p.element == Element::kSingle) return;
+    const bool to_bfloat = p.element == Element::kBfloat && bias.dtype() == mshadow::kFloat32;
+    kernels().round(values_.data(), values_.data(), n, to_bfloat ? kBfloat16 : kFloat16);
   }
   const float* data() const { return values_.empty() ? nullptr : values_.data(); }
 
  private:
   std::vector<float> values_;
 };
-
-// The emulation: rounds float32 results of oneDNN.
-inline void round_floats(void* values, int64_t n, const Format& format) {
-  float* const floats = static_cast<float*>(values);
-  in_parallel(n, [&](int64_t first, int64_t count) {
-    kernels().round(floats + first, floats + first, count, format);
-  });
-}
 
 // Copies images from the plain layout to the blocked one, or back, into memory that the next copy for the
 // same purpose reuses.
@@ -139,46 +128,9 @@ inline dnnl_prop_kind_t forward_kind(const OpContext& context) {
   return context.is_train ? dnnl_forward_training : dnnl_forward_inference;
 }
 
-// Where a result is computed: the array itself, or memory that is rounded or added to it afterwards.
-class Result {
- public:
-  Result(const Precision& p, const NDArray& array, OpReqType req)
-      : p_(p), array_(array), n_(array.shape().Size()) {
-    if (req == mxnet::kAddTo) added_.resize(n_ * size_of_value(array));
-  }
-  void* data() { return p_.widens ? scratch(Purpose::kWideTarget, n_ * sizeof(float)) : stored(); }
-
-  // Rounds the values, if the primitive did not, and adds them.
-  void finish() {
-    if (p_.widens) {
-      const auto* wide = static_cast<const float*>(data());
-      auto* out = static_cast<Bfloat*>(stored());
-      in_parallel(n_, [&](int64_t first, int64_t count) {
-        kernels().to_bfloat(wide + first, out + first, count);
-      });
-    } else if (p_.rounds_floats()) {
-      round_floats(data(), n_, p_.format());
-    }
-    add();
-  }
-
-  // Adds values that are rounded already.
-  void add() {
-    if (added_.empty()) return;
-    make_plain(array_);
-    void* sum = result_of<char>(array_);
-    add_arrays(p_.wide_values ? Element::kSingle : p_.element, {sum, added_.data()}, sum, n_);
-    if (p_.wide_values) round_floats(sum, n_, p_.format());
-  }
-
- private:
-  void* stored() { return added_.empty() ? result_of<char>(array_) : added_.data(); }
-
-  const Precision p_;
-  const NDArray array_;
-  const int64_t n_;
-  std::vector<char> added_;
-};
+inline Result result_for(const Precision& p, const NDArray& array, OpReqType req) {
+  return Result(array, req, p.rounding(), p.widens);
+}
 
 // ------------------------------------------------------------------------------------- operators
 
@@ -188,7 +140,6 @@ inline uint32_t product_inputs(const NodeAttrs& attrs) { return flag_of(attrs, "
 inline bool is_weight_type(int type) { return type == mshadow::kFloat32 || type == mshadow::kFloat16; }
 
 inline bool infer_product_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  expect_inputs(attrs, product_inputs(attrs), in.size());
   int& type = in.at(0);
   if (type == -1) type = out.at(0);
   if (type == -1) return false;
@@ -202,26 +153,21 @@ inline bool infer_product_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
   return true;
 }
 
+// How long a node's weight is kept that is used in each pass
+inline Kept kept_of(const NodeAttrs& attrs) {
+  return flag_of(attrs, "variable_weight") ? Kept::kUntilWritten : Kept::kWhileRead;
+}
+
 // The gradients of weight and bias from no images
 inline void write_zero_gradients(const Requests& req, const Arrays& outputs) {
-  for (size_t i = 1; i < outputs.size(); ++i) {
-    write_gradient(std::vector<float>(outputs[i].shape().Size()), req[i], false, outputs[i]);
-  }
+  for (size_t i = 1; i < outputs.size(); ++i) write_zeros(outputs[i], req[i]);
 }
 
 // Adds the operator of a product and its gradient, which reads the gradient of the result, data and weight.
 inline void add_product(const std::string& name, const Compute& compute, const InferShape& infer,
                         const Compute& compute_grad) {
-  nnvm::Op* op = add_op(name, compute, infer, infer_product_type);
-  op->get_num_inputs = product_inputs;
-  const auto read = [](const ObjectPtr& node, const Entries& grads) {
-    const Entries& inputs = inputs_of(node);
-    expect_inputs(node->attrs, product_inputs(node->attrs), inputs.size());
-    return Entries{grads[0], inputs[0], inputs[1]};
-  };
-  nnvm::Op* grad = add_gradient(op, compute_grad, read);
-  grad->num_inputs = 3;
-  grad->get_num_outputs = product_inputs;
+  nnvm::Op* op = add_op(name, product_inputs, 1, compute, infer, infer_product_type);
+  add_gradient(op, 3, compute_grad, and_inputs<2>);
 }
 
 }  // namespace gluon_amp

@@ -7,8 +7,7 @@
 #include <vector>
 
 #include "blocked.h"
-#include "parallel.h"
-#include "pointwise.h"
+#include "program.h"
 #include "vectors.h"
 
 namespace gluon_amp {

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "inner_products.h"
+#include "kernels.h"
 #include "shapes.h"
+#include "values.h"
 
 namespace gluon_amp {
 namespace recurrent {
@@ -213,31 +215,6 @@ void each_sequence(const Net& net, Body body) {
 
 // -------------------------------------------------------------------------------- conversions
 
-void to_floats(const void* values, int dtype, float* out, int64_t n) {
-  if (dtype == mshadow::kFloat32) return (void)std::memcpy(out, values, n * sizeof(float));
-  in_parallel(n, [&](int64_t i, int64_t count) {
-    kernels().from_bfloat(static_cast<const Bfloat*>(values) + i, out + i, count);
-  });
-}
-
-// Writes or adds float32 values to n values of an array, from element `start` on.
-void write_floats(const float* values, OpReqType req, const NDArray& array, int64_t start, int64_t n) {
-  if (req == mxnet::kNullOp) return;
-  if (array.dtype() == mshadow::kFloat32) {
-    float* out = result_of<float>(array) + start;
-    return req == mxnet::kAddTo ? kernels().add(values, out, n)
-                                : (void)std::memcpy(out, values, n * sizeof(float));
-  }
-  Bfloat* out = result_of<Bfloat>(array) + start;
-  std::vector<float> sum(req == mxnet::kAddTo ? n : 0);
-  if (req == mxnet::kAddTo) {
-    kernels().from_bfloat(out, sum.data(), n);
-    kernels().add(values, sum.data(), n);
-    values = sum.data();
-  }
-  in_parallel(n, [&](int64_t i, int64_t count) { kernels().to_bfloat(values + i, out + i, count); });
-}
-
 // Copies between rows of `width` bytes in arrays of other widths.
 void copy_rows(const char* in, int64_t in_width, char* out, int64_t out_width, int64_t width, int64_t rows) {
   for (int64_t i = 0; i < rows; ++i) std::memcpy(out + i * out_width, in + i * in_width, width);
@@ -273,7 +250,7 @@ void run(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const R
   const int64_t bytes = size_of_value(inputs[0]), step = net.batch * net.hidden;
   const Reserves reserves(net, bytes, result_of<float>(outputs.back()));
   const Arrays parameters = net.split(inputs, 1);
-  const bool variable = flag_of(attrs, "variable_weight");
+  const Kept kept = kept_of(attrs);
   const auto forward = kernels().recurrent->forward[net.mode][dtype == mshadow::kFloat32];
   const NDArray data = plain_copy(inputs[0]), first_state = plain_copy(inputs[1 + net.parameters]);
   const NDArray first_cells = plain_copy(inputs[net.parameters + net.states]);
@@ -292,8 +269,8 @@ void run(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const R
     const auto input_plan = plan_of({net.rows(), net.columns(layer), net.gates, product_type, true, true},
                                     dnnl_forward_training);
     const StepProduct product(net, net.hidden, net.gates, product_type, true);
-    const auto input_weight = packed_weight(arrays_of(false)[1], input_plan->weight, p.element, variable);
-    const auto weight = packed_weight(arrays_of(true)[1], product.weight, p.element, variable);
+    const auto input_weight = packed_weight(arrays_of(false)[1], input_plan->weight, p.element, kept);
+    const auto weight = packed_weight(arrays_of(true)[1], product.weight, p.element, kept);
     execute(*input_plan, read, input_weight->data(), input_bias.data(), r.gates);
 
     const int64_t first = r.slot_before(r.reversed ? net.length - 1 : 0), last = net.length - first;
@@ -301,7 +278,7 @@ void run(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const R
     std::memcpy(r.states + first * r.state_bytes, state, r.state_bytes);
     if (net.mode >= kLstm) {
       const char* carried = values_of<char>(first_cells) + k * r.state_bytes;  // a GRU's are its states
-      to_floats(carried, dtype, r.carried + first * step, step);
+      to_floats(carried, dtype, 0, r.carried + first * step, step);
     }
     for (int64_t i = 0; i < net.length; ++i) {
       const int64_t t = r.reversed ? net.length - 1 - i : i;
@@ -319,7 +296,7 @@ void run(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const R
                   r.state_bytes);
     }
     if (net.state_outputs && net.mode == kLstm) {
-      write_floats(r.carried + last * step, req[2], outputs[2], k * step, step);
+      Result(outputs[2], req[2]).write(r.carried + last * step, k * step, step);
     }
     if (net.directions == 2 || net.drops(layer)) {
       const int64_t width = net.hidden * bytes;
@@ -348,13 +325,9 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
   net.set_data(inputs[grads].shape());
   const Arrays parameters = net.split(inputs, grads + 1), gradients = net.split(outputs, 1);
   const auto request = [&](size_t place) { return req[net.parameters == 1 ? 1 : 1 + place]; };
-  if (net.masks && req.back() != mxnet::kNullOp) {
-    write_gradient(std::vector<float>(outputs.back().shape().Size()), req.back(), false, outputs.back());
-  }
+  if (net.masks) write_zeros(outputs.back(), req.back());
   if (net.rows() == 0) {
-    for (size_t i = 0; i < gradients.size(); ++i) {
-      write_gradient(std::vector<float>(gradients[i].shape().Size()), request(i), false, gradients[i]);
-    }
+    for (size_t i = 0; i < gradients.size(); ++i) write_zeros(gradients[i], request(i));
     return;
   }
   const NDArray data = plain_copy(inputs[grads]);
@@ -387,12 +360,15 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
 
   const NDArray head = plain_copy(inputs[0]);
   const NDArray masks = net.masks ? plain_copy(inputs[inputs.size() - 2]) : NDArray();
-  to_floats(values_of<char>(head), dtype, grad, net.rows() * net.width());
+  const void* head_values = values_of<char>(head);
+  in_parallel(net.rows() * net.width(), [&](int64_t first, int64_t count) {
+    to_floats(head_values, dtype, first, grad + first, count);
+  });
   // Reads the gradient of the last state (1) or cells (2) of a layer.
   const auto read_last = [&](size_t which, int64_t k, float* out) {
     if (which >= grads) return std::fill(out, out + step, 0.f);
     const NDArray last = plain_copy(inputs[which]);
-    to_floats(values_of<char>(last) + k * step * bytes, dtype, out, step);
+    to_floats(values_of<char>(last), dtype, k * step, out, step);
   };
   for (int64_t layer = net.layers - 1; layer >= 0; --layer) {
     const char* read = layer ? reserves.joined[layer - 1] : values_of<char>(data);
@@ -409,7 +385,7 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
       read_last(differ ? grads : 2, k, carried);
       const size_t input_place = net.place(layer, d, false, false), place = net.place(layer, d, true, false);
       const StepProduct product(net, net.gates, net.hidden, product_type, false);
-      const void* weight = packed_for_one_use(parameters[place], transposed(product.weight), p.element);
+      auto weight = packed_weight(parameters[place], transposed(product.weight), p.element, Kept::kForOneUse);
       for (int64_t i = 0; i < net.length; ++i) {
         const int64_t t = r.reversed ? i : net.length - 1 - i;
         each_sequence(net, [&](int64_t b) {
@@ -419,13 +395,14 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
                     own_grad + all * net.hidden, later + row, carried + row, of_inputs + gate * bytes,
                     of_products + gate * bytes});
         });
-        product.compute(of_products + t * net.batch * net.gates * bytes, weight, nullptr, later);
+        product.compute(of_products + t * net.batch * net.gates * bytes, weight->data(), nullptr, later);
       }
       if (differ) kernels().add(carried, later, step);
-      write_floats(later, req[last_outputs], outputs[last_outputs], k * step, step);
-      if (net.mode == kLstm) {
-        write_floats(carried, req[last_outputs + 1], outputs[last_outputs + 1], k * step, step);
-      }
+      const auto write_state = [&](size_t i, const float* values) {
+        Result(outputs[i], req[i], kNoRounding).write(values, k * step, step);
+      };
+      write_state(last_outputs, later);
+      if (net.mode == kLstm) write_state(last_outputs + 1, carried);
       const auto write_weights = [&](const char* operand, const char* grads_of, bool of_state) {
         const size_t w = net.place(layer, d, of_state, false), b = net.place(layer, d, of_state, true);
         const int64_t columns = of_state ? net.hidden : net.columns(layer);
@@ -438,8 +415,8 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
       const int64_t columns = net.columns(layer);
       const auto data_plan = plan_of({net.rows(), net.gates, columns, product_type, false, true},
                                      dnnl_forward_training);
-      weight = packed_for_one_use(parameters[input_place], transposed(data_plan->weight), p.element);
-      execute(*data_plan, of_inputs, weight, nullptr, d ? other : below);
+      weight = packed_weight(parameters[input_place], transposed(data_plan->weight), p.element, Kept::kForOneUse);
+      execute(*data_plan, of_inputs, weight->data(), nullptr, d ? other : below);
       if (d) {
         in_parallel(net.rows() * columns, [&](int64_t i, int64_t count) {
           kernels().add(other + i, below + i, count);
@@ -451,18 +428,15 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
       apply_mask(masks, layer - 1, grad, mshadow::kFloat32, net.rows() * net.width());
     }
   }
-  write_floats(grad, req[0], outputs[0], 0, net.rows() * net.inputs);
+  Result(outputs[0], req[0], kNoRounding).write_all(grad);
 }
 
 // --------------------------------------------------------------------------------- registration
 
-uint32_t count_inputs(const NodeAttrs& attrs) {
-  return Net(attrs).all_inputs();
-}
+uint32_t count_inputs(const NodeAttrs& attrs) { return Net(attrs).all_inputs(); }
 
 bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
   Net net(attrs);
-  expect_inputs(attrs, net.all_inputs(), in.size());
   mxnet::TShape &data = in[0], &result = out.at(0);
   set_rank(attrs, data, 3);
   set_rank(attrs, result, 3);
@@ -505,7 +479,6 @@ bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
 // Data, states and results have one dtype, parameters those in which they are stored.
 bool infer_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
   const Net net(attrs);
-  expect_inputs(attrs, net.all_inputs(), in.size());
   Ints values{in[0]}, results(out.begin(), out.begin() + net.visible());
   const auto states = in.begin() + 1 + net.parameters;
   values.insert(values.end(), states, states + net.states);
@@ -529,36 +502,33 @@ bool infer_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
 
 void register_recurrent() {
   using recurrent::Net;
-  nnvm::Op* op = add_op("_gluon_amp_rnn", recurrent::run, recurrent::infer_shape, recurrent::infer_type);
-  op->num_inputs = nnvm::kVarg;
-  op->get_num_inputs = recurrent::count_inputs;
-  op->get_num_outputs = [](const NodeAttrs& attrs) -> uint32_t { return Net(attrs).visible() + 1; };
+  const auto outputs = [](const NodeAttrs& attrs) -> uint32_t { return Net(attrs).visible() + 1; };
   const auto visible = [](const NodeAttrs& attrs) -> uint32_t { return Net(attrs).visible(); };
-  const auto names = [](const NodeAttrs& attrs) {
+  const auto names = [](const NodeAttrs& attrs) {  // as MXNet's RNN has them
     const Net net(attrs);
     std::vector<std::string> all{"output", "state_output", "statecell_output"};
     all.resize(net.visible());
     all.emplace_back("reserve");
     return all;
   };
-  set_outputs(op, names, visible);
+  nnvm::Op* op = add_op("_gluon_amp_rnn", recurrent::count_inputs, outputs, recurrent::run,
+                        recurrent::infer_shape, recurrent::infer_type);
+  set_visible(op, visible);
+  set_attr(op, "FListOutputNames", Names(names), kPriority);
   const auto read = [](const ObjectPtr& node, const Entries& grads) {
     const Net net(node->attrs);
     const Entries& inputs = inputs_of(node);
-    expect_inputs(node->attrs, recurrent::count_inputs(node->attrs), inputs.size());
     Entries entries(grads.begin(), grads.begin() + net.visible());
     entries.insert(entries.end(), inputs.begin(), inputs.begin() + 1 + net.parameters);
     entries.insert(entries.end(), inputs.end() - net.masks, inputs.end());
     entries.emplace_back(node, net.visible(), 0);
     return entries;
   };
-  nnvm::Op* grad = add_gradient(op, recurrent::run_back, read);
-  grad->num_inputs = nnvm::kVarg;
-  grad->get_num_inputs = [](const NodeAttrs& attrs) -> uint32_t {
+  const auto read_count = [](const NodeAttrs& attrs) -> uint32_t {
     const Net net(attrs);
     return net.visible() + 2 + net.parameters + net.masks;
   };
-  grad->get_num_outputs = recurrent::count_inputs;
+  add_gradient(op, read_count, recurrent::run_back, read);
 }
 
 }  // namespace gluon_amp

@@ -5,20 +5,22 @@
 // ResNet-50 step, so these operators are registered with nnvm itself, by the headers in MXNet's wheel.
 #include "rounding.h"
 
-#include <string>
-
+#include "kernels.h"
 #include "operators.h"
+#include "values.h"
 
 namespace gluon_amp {
 namespace {
 
 // ------------------------------------------------------------------------------------- the work
 
+// Rounds by one of the kernels.
+template <decltype(&Kernels::round) kernel>
 void round(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
            const Arrays& outputs) {
   elementwise(inputs, req[0], outputs[0],
               [f = format_of(attrs)](const float* in, const float*, float* out, int64_t n) {
-                kernels().round(in, out, n, f);
+                (kernels().*kernel)(in, out, n, f);
               });
 }
 
@@ -26,15 +28,7 @@ void round(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const
 void round_unrounded(const NodeAttrs& attrs, const OpContext& context, const Arrays& inputs,
                      const Requests& req, const Arrays& outputs) {
   if (req[0] == mxnet::kWriteInplace && flag_of(attrs, "rounded")) return;
-  round(attrs, context, inputs, req, outputs);
-}
-
-void round_relu(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
-                const Arrays& outputs) {
-  elementwise(inputs, req[0], outputs[0],
-              [f = format_of(attrs)](const float* in, const float*, float* out, int64_t n) {
-                kernels().round_relu(in, out, n, f);
-              });
+  round<&Kernels::round>(attrs, context, inputs, req, outputs);
 }
 
 // inputs: the gradient of the result, and the result
@@ -46,45 +40,24 @@ void round_relu_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inp
               });
 }
 
-void narrow(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
-            const Arrays& outputs) {
-  convert_array<float, half_bits>(inputs[0], req[0], outputs[0], kernels().narrow, kernels().add_half);
-}
-
-void widen(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
-           const Arrays& outputs) {
-  convert_array<half_bits, float>(inputs[0], req[0], outputs[0], kernels().widen, kernels().add);
-}
-
-void narrow_bfloat(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
+// To the dtype of the result
+void convert_dtype(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
                    const Arrays& outputs) {
-  const auto add = [](const Bfloat* in, Bfloat* out, int64_t n) {
-    const Bfloat* const both[] = {in, out};
-    kernels().moves->sum_bfloat(both, 2, out, 0, n);
-  };
-  convert_array<float, Bfloat>(inputs[0], req[0], outputs[0], kernels().to_bfloat, add);
-}
-
-void widen_bfloat(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
-                  const Arrays& outputs) {
-  convert_array<Bfloat, float>(inputs[0], req[0], outputs[0], kernels().from_bfloat, kernels().add);
+  convert_array(inputs[0], req[0], outputs[0]);
 }
 
 }  // namespace
 
-constexpr int kFloat = mshadow::kFloat32, kHalf = mshadow::kFloat16, kShort = mshadow::kBfloat16;
-
 void register_rounding() {
-  add_with_gradient<kFloat, kFloat>("_gluon_amp_round", round_unrounded, round);
-  const auto with_result = [](const ObjectPtr& node, const Entries& grads) {
-    return Entries{grads[0], {node, 0, 0}};
-  };
-  add_with_gradient<kFloat, kFloat>("_gluon_amp_round_relu", round_relu, round_relu_grad, with_result)
-      ->num_inputs = 2;
-  add_with_gradient<kHalf, kFloat>("_gluon_amp_widen", widen, narrow);
-  add_with_gradient<kFloat, kHalf>("_gluon_amp_narrow", narrow, widen);
-  add_with_gradient<kShort, kFloat>("_gluon_amp_widen_bfloat", widen_bfloat, narrow_bfloat);
-  add_with_gradient<kFloat, kShort>("_gluon_amp_narrow_bfloat", narrow_bfloat, widen_bfloat);
+  constexpr int kFloat = mshadow::kFloat32, kHalf = mshadow::kFloat16, kShort = mshadow::kBfloat16;
+  add_with_gradient<kFloat, kFloat>("_gluon_amp_round", 1, round_unrounded, round<&Kernels::round>,
+                                    only_gradients);
+  add_with_gradient<kFloat, kFloat>("_gluon_amp_round_relu", 2, round<&Kernels::round_relu>, round_relu_grad,
+                                    and_result);
+  add_with_gradient<kHalf, kFloat>("_gluon_amp_widen", 1, convert_dtype, convert_dtype, only_gradients);
+  add_with_gradient<kFloat, kHalf>("_gluon_amp_narrow", 1, convert_dtype, convert_dtype, only_gradients);
+  add_with_gradient<kShort, kFloat>("_gluon_amp_widen_bfloat", 1, convert_dtype, convert_dtype, only_gradients);
+  add_with_gradient<kFloat, kShort>("_gluon_amp_narrow_bfloat", 1, convert_dtype, convert_dtype, only_gradients);
 }
 
 }  // namespace gluon_amp

@@ -5,13 +5,10 @@
 
 #include "arrays.h"
 #include "attributes.h"
-#include "kernels.h"
 #include "parallel.h"
+#include "values.h"
 
 namespace gluon_amp {
-
-using mxnet::NDArray;
-using mxnet::OpReqType;
 
 // Runs a kernel over float32 arrays of the same shape: loop(first input, second input or null, result,
 // count). The result may be the memory of the first input.
@@ -30,28 +27,11 @@ void elementwise(const Arrays& inputs, OpReqType req, const NDArray& output, Loo
     return;
   }
   arrays.to_plain();
-  make_plain(output);
-  float* sum = plain_data<float>(output);
+  const Result sum(output, req);
   in_parallel(n, [&](int64_t first, int64_t count) {
     float result[kBlock];
     run(first, count, result);
-    kernels().add(result, sum + first, count);
-  });
-}
-
-// Converts an array by a kernel, or adds the converted values to the output by another one.
-template <typename From, typename To, typename Convert, typename Add>
-void convert_array(const NDArray& input, OpReqType req, const NDArray& output, Convert to, Add add) {
-  if (req == mxnet::kNullOp) return;
-  const NDArray plain = plain_copy(input);
-  make_plain(output);
-  const From* in = plain_data<From>(plain);
-  To* out = plain_data<To>(output);
-  in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
-    if (req != mxnet::kAddTo) return to(in + first, out + first, count);
-    To converted[kBlock];
-    to(in + first, converted, count);
-    add(converted, out + first, count);
+    sum.write(result, first, count);
   });
 }
 

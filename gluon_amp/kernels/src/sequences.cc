@@ -9,46 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "blocked.h"
-#include "parameters.h"
+#include "attributes.h"
+#include "operators.h"
+#include "parallel.h"
 #include "products.h"
 #include "shapes.h"
+#include "values.h"
 
 namespace gluon_amp {
 namespace sequences {
-
-// Where a result is computed: the array itself, or memory that is added to it afterwards; none (null) if
-// nobody requests it.
-class Output {
- public:
-  Output(const NDArray& array, OpReqType req) : array_(array), req_(req) {
-    if (req != mxnet::kAddTo) return;
-    make_plain(array);
-    added_.resize(array.shape().Size() * size_of_value(array));
-  }
-  char* data() {
-    if (req_ == mxnet::kNullOp) return nullptr;
-    return req_ == mxnet::kAddTo ? added_.data() : result_of<char>(array_);
-  }
-
-  void finish() {
-    if (req_ != mxnet::kAddTo) return;
-    const int64_t n = array_.shape().Size();
-    char* sum = plain_data<char>(array_);
-    if (array_.dtype() == mshadow::kBfloat16) {
-      return add_arrays(Element::kBfloat, {sum, added_.data()}, sum, n);
-    }
-    const float* added = reinterpret_cast<const float*>(added_.data());
-    in_parallel(n, [&](int64_t first, int64_t count) {
-      kernels().add(added + first, reinterpret_cast<float*>(sum) + first, count);
-    });
-  }
-
- private:
-  const NDArray array_;
-  const OpReqType req_;
-  std::vector<char> added_;
-};
 
 bool is_low(const NDArray& array) { return array.dtype() == mshadow::kBfloat16; }
 
@@ -86,8 +55,8 @@ void layer_norm(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, 
   const WideParameter gamma(inputs[1]), beta(inputs[2]);
   const char* x = values_of<char>(data);
   const int64_t in = size_of_value(data), out = size_of_value(outputs[0]);
-  Output result(outputs[0], req[0]);
-  char* values = result.data();
+  Result result(outputs[0], req[0]);
+  char* values = result.data<char>();
   const auto forward = layer_norm_of(data, outputs[0]).forward;
   in_row_blocks(rows_of(data.shape()), kRows, [&](int64_t first, const RowsShape& block) {
     const int64_t start = first * block.columns;
@@ -107,8 +76,8 @@ void layer_norm_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inp
     const char *g = values_of<char>(grad), *x = values_of<char>(data);
     const int64_t in = size_of_value(data), out = size_of_value(grad);
     const RowsShape all = rows_of(data.shape());
-    Output result(outputs[0], req[0]);
-    char* x_grad = result.data();
+    Result result(outputs[0], req[0]);
+    char* x_grad = result.data<char>();
     std::vector<float> parts((all.rows + kRows - 1) / kRows * sums.size());
     const auto backward = layer_norm_of(data, grad).backward;
     in_row_blocks(all, kRows, [&](int64_t first, const RowsShape& block) {
@@ -122,13 +91,11 @@ void layer_norm_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inp
     }
     result.finish();
   }
-  const auto middle = sums.begin() + columns;
-  write_gradient({sums.begin(), middle}, req[1], false, outputs[1]);
-  write_gradient({middle, sums.end()}, req[2], false, outputs[2]);
+  Result(outputs[1], req[1]).write(sums.data(), 0, columns);
+  Result(outputs[2], req[2]).write(sums.data() + columns, 0, columns);
 }
 
 bool infer_layer_norm_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  expect_inputs(attrs, 3, in.size());
   bool known = unify(attrs, {&in[0], &out.at(0)});
   if (!mxnet::ndim_is_known(in[0])) return false;
   CHECK_GT(in[0].ndim(), 0) << attrs.op->name << ": the data has no dimension";
@@ -141,9 +108,7 @@ bool infer_layer_norm_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxne
 }
 
 // The result has the dtype of the attribute. What follows the data is float32.
-template <int inputs>
 bool infer_narrowing_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
-  expect_inputs(attrs, inputs, in.size());
   const bool low = text_of(attrs, "dtype") == "bfloat16";
   Ints none, data{in[0]}, result{low ? mshadow::kBfloat16 : mshadow::kFloat32};
   Ints parameters(in.begin() + 1, in.end());
@@ -162,8 +127,8 @@ bool infer_narrowing_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
 template <typename Piece>
 void in_pieces(const NDArray& output, OpReqType req, Piece piece) {
   if (req == mxnet::kNullOp) return;
-  Output result(output, req);
-  char* values = result.data();
+  Result result(output, req);
+  char* values = result.data<char>();
   in_parallel(output.shape().Size(), [&](int64_t first, int64_t count) {
     piece(first, count, values + first * size_of_value(output));
   });
@@ -199,8 +164,8 @@ void by_rows(const Arrays& inputs, OpReqType req, const NDArray& output, Row row
   if (req == mxnet::kNullOp || output.shape().Size() == 0) return;
   const NDArray first = plain_copy(inputs.front()), last = plain_copy(inputs.back());
   const float *x = values_of<float>(first), *y = values_of<float>(last);
-  Output result(output, req);
-  float* out = reinterpret_cast<float*>(result.data());
+  Result result(output, req);
+  float* out = result.data<float>();
   in_row_blocks(rows_of(output.shape()), 1, [&](int64_t i, const RowsShape& shape) {
     const int64_t start = i * shape.columns;
     row(x + start, y + start, out + start, shape);
@@ -237,12 +202,8 @@ void softmax_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs
 
 template <SoftmaxKernels RowsKernels::*which>
 void register_softmax(const std::string& name) {
-  const auto with_result = [](const ObjectPtr& node, const Entries& grads) {
-    return Entries{grads[0], {node, 0, 0}};
-  };
-  add_with_gradient<mshadow::kFloat32, mshadow::kFloat32>(name, softmax<which>, softmax_grad<which>,
-                                                          with_result)
-      ->num_inputs = 2;
+  add_with_gradient<mshadow::kFloat32, mshadow::kFloat32>(name, 2, softmax<which>, softmax_grad<which>,
+                                                          and_result);
 }
 
 // ---------------------------------------------------------------------------- loss of a class
@@ -262,8 +223,8 @@ void picked_log_softmax(const NodeAttrs&, const OpContext&, const Arrays& inputs
   const NDArray data = plain_copy(inputs[0]), label = plain_copy(inputs[1]);
   const float *x = values_of<float>(data), *labels = values_of<float>(label);
   float* sums = result_of<float>(outputs[1]);
-  Output result(outputs[0], req[0]);
-  float* out = reinterpret_cast<float*>(result.data());
+  Result result(outputs[0], req[0]);
+  float* out = result.data<float>();
   in_row_blocks(rows_of(data.shape()), 1, [&](int64_t i, const RowsShape& shape) {
     const int64_t n = shape.columns;
     out[i] = kernels().rows->picked_log_softmax.forward(x + i * n, picked_of(labels + i, n), sums + 2 * i, n);
@@ -274,14 +235,14 @@ void picked_log_softmax(const NodeAttrs&, const OpContext&, const Arrays& inputs
 // inputs: the gradient of the result, data, labels and the sums; outputs: the gradients of data and labels
 void picked_log_softmax_grad(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
                              const Arrays& outputs) {
-  write_gradient(std::vector<float>(outputs[1].shape().Size()), req[1], false, outputs[1]);
+  write_zeros(outputs[1], req[1]);
   if (req[0] == mxnet::kNullOp || outputs[0].shape().Size() == 0) return;
   Arrays plain;
   for (const auto& input : inputs) plain.push_back(plain_copy(input));
   const float *grad = values_of<float>(plain[0]), *x = values_of<float>(plain[1]);
   const float *labels = values_of<float>(plain[2]), *sums = values_of<float>(plain[3]);
-  Output result(outputs[0], req[0]);
-  float* out = reinterpret_cast<float*>(result.data());
+  Result result(outputs[0], req[0]);
+  float* out = result.data<float>();
   in_row_blocks(rows_of(outputs[0].shape()), 1, [&](int64_t i, const RowsShape& shape) {
     const int64_t n = shape.columns;
     kernels().rows->picked_log_softmax.backward(grad[i], x + i * n, picked_of(labels + i, n), sums + 2 * i,
@@ -291,7 +252,6 @@ void picked_log_softmax_grad(const NodeAttrs&, const OpContext&, const Arrays& i
 }
 
 bool infer_picked_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  expect_inputs(attrs, 2, in.size());
   const mxnet::TShape& data = in[0];
   if (!mxnet::ndim_is_known(data)) return false;
   const int last = data.ndim() - 1;
@@ -308,7 +268,7 @@ bool infer_picked_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::S
 
 // ----------------------------------------------------------------------------------------- split
 
-uint32_t parts_of(const NodeAttrs& attrs) { return count_of(attrs, "num_outputs"); }
+uint32_t count_parts(const NodeAttrs& attrs) { return count_of(attrs, "num_outputs"); }
 
 int axis_of(const NodeAttrs& attrs, int rank) {
   int64_t axis = integer_of(attrs, "axis", 1);
@@ -353,14 +313,13 @@ void join_parts(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, 
   std::vector<char*> parts;
   for (const auto& input : inputs) plain.push_back(plain_copy(input));
   for (const auto& array : plain) parts.push_back(const_cast<char*>(values_of<char>(array)));
-  Output result(outputs[0], req[0]);
-  copy_parts(result.data(), parts, true, attrs, outputs[0]);
+  Result result(outputs[0], req[0]);
+  copy_parts(result.data<char>(), parts, true, attrs, outputs[0]);
   result.finish();
 }
 
 bool infer_split_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  expect_inputs(attrs, 1, in.size());
-  const int64_t count = parts_of(attrs);
+  const int64_t count = count_parts(attrs);
   mxnet::TShape& whole = in[0];
   if (!mxnet::ndim_is_known(whole)) return false;
   const int axis = axis_of(attrs, whole.ndim());
@@ -401,11 +360,11 @@ struct Matrices {
 void multiply(const Matrices& a, const Matrices& b, OpReqType req, const NDArray& array) {
   const int64_t m = a.size(0), k = a.size(1), n = b.size(1);
   if (req == mxnet::kNullOp || array.shape().Size() == 0) return;
-  Output result(array, req);
-  char* values = result.data();
+  Result result(array, req);
+  float* values = result.data<float>();
   const int64_t batch = array.shape().Size() / (m * n);
   if (k == 0) {
-    std::fill(values, values + batch * m * n * sizeof(float), 0);
+    std::fill(values, values + batch * m * n, 0.f);
     return result.finish();
   }
   static thread_local Plans plans;
@@ -455,7 +414,6 @@ void batch_dot_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inpu
 }
 
 bool infer_batch_dot_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  expect_inputs(attrs, 2, in.size());
   mxnet::TShape &a = in[0], &b = in[1], &result = out.at(0);
   if (!mxnet::ndim_is_known(a)) return false;
   const int last = a.ndim() - 1;
@@ -479,57 +437,32 @@ bool infer_batch_dot_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet
 }  // namespace sequences
 
 void register_sequences() {
-  const auto with_inputs = [](const ObjectPtr& node, const Entries& grads) {
-    CHECK_GE(inputs_of(node).size(), 2) << node->op()->name << " expects more arrays";
-    return Entries{grads[0], inputs_of(node)[0], inputs_of(node)[1]};
-  };
-  nnvm::Op* op = add_op("_gluon_amp_layer_norm", sequences::layer_norm, sequences::infer_layer_norm_shape,
-                        sequences::infer_narrowing_type<3>);
-  op->num_inputs = 3;
-  may_work_in_place(op);
-  nnvm::Op* grad = add_gradient(op, sequences::layer_norm_grad, with_inputs);
-  grad->num_inputs = grad->num_outputs = 3;
-  may_work_in_place(grad);
-
-  const auto infer_shape = [](const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-    expect_inputs(attrs, 1, in.size());
-    return unify(attrs, {&in[0], &out.at(0)});
-  };
-  op = add_op("_gluon_amp_gelu", sequences::gelu, infer_shape, sequences::infer_narrowing_type<1>);
-  op->num_inputs = 1;
-  grad = add_gradient(op, sequences::gelu_grad, [](const ObjectPtr& node, const Entries& grads) {
-    return Entries{grads[0], inputs_of(node).at(0)};
-  });
-  grad->num_inputs = 2;
-  may_work_in_place(grad);
-
+  using namespace sequences;
   constexpr int kFloat = mshadow::kFloat32;
-  op = add_op("_gluon_amp_batch_dot", sequences::batch_dot, sequences::infer_batch_dot_shape,
-              infer_cast<kFloat, kFloat>);
-  op->num_inputs = 2;
-  grad = add_gradient(op, sequences::batch_dot_grad, with_inputs);
-  grad->num_inputs = 3;
-  grad->num_outputs = 2;
+  nnvm::Op* op = add_op("_gluon_amp_layer_norm", 3, 1, layer_norm, infer_layer_norm_shape, infer_narrowing_type);
+  may_work_in_place(op);
+  may_work_in_place(add_gradient(op, 3, layer_norm_grad, and_inputs<2>));
 
-  sequences::register_softmax<&RowsKernels::softmax>("_gluon_amp_softmax");
-  sequences::register_softmax<&RowsKernels::log_softmax>("_gluon_amp_log_softmax");
+  op = add_op("_gluon_amp_gelu", 1, 1, gelu, infer_one_shape, infer_narrowing_type);
+  may_work_in_place(add_gradient(op, 2, gelu_grad, and_inputs<1>));
 
-  op = add_op("_gluon_amp_picked_log_softmax", sequences::picked_log_softmax, sequences::infer_picked_shape,
+  op = add_op("_gluon_amp_batch_dot", 2, 1, batch_dot, infer_batch_dot_shape, infer_cast<kFloat, kFloat>);
+  add_gradient(op, 3, batch_dot_grad, and_inputs<2>);
+
+  register_softmax<&RowsKernels::softmax>("_gluon_amp_softmax");
+  register_softmax<&RowsKernels::log_softmax>("_gluon_amp_log_softmax");
+
+  op = add_op("_gluon_amp_picked_log_softmax", 2, 2, picked_log_softmax, infer_picked_shape,
               infer_cast<kFloat, kFloat>);
-  op->num_inputs = op->num_outputs = 2;
-  set_outputs(op, [](const NodeAttrs&) { return std::vector<std::string>{"output", "sums"}; },
-              [](const NodeAttrs&) { return 1u; });
-  grad = add_gradient(op, sequences::picked_log_softmax_grad, [](const ObjectPtr& node, const Entries& grads) {
-    CHECK_EQ(inputs_of(node).size(), 2) << node->op()->name << " expects 2 arrays";
+  set_visible(op, 1);
+  const auto names = [](const NodeAttrs&) { return std::vector<std::string>{"output", "sums"}; };
+  set_attr(op, "FListOutputNames", Names(names), kPriority);
+  add_gradient(op, 4, picked_log_softmax_grad, [](const ObjectPtr& node, const Entries& grads) {
     return Entries{grads[0], inputs_of(node)[0], inputs_of(node)[1], {node, 1, 0}};
   });
-  grad->num_inputs = 4;
-  grad->num_outputs = 2;
 
-  op = add_op("_gluon_amp_split", sequences::split_parts, sequences::infer_split_shape, infer_one_dtype);
-  op->num_inputs = 1;
-  op->get_num_outputs = sequences::parts_of;
-  add_gradient(op, sequences::join_parts, only_gradients)->get_num_inputs = sequences::parts_of;
+  op = add_op("_gluon_amp_split", 1, count_parts, split_parts, infer_split_shape, infer_one_dtype);
+  add_gradient(op, count_parts, join_parts, only_gradients);
 }
 
 }  // namespace gluon_amp

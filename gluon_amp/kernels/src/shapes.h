@@ -5,7 +5,7 @@
 #include <string>
 
 #include "attributes.h"
-#include "operators.h"
+#include "nnvm_binary.h"
 
 namespace gluon_amp {
 

@@ -5,7 +5,7 @@
 // floats of a Many, a single Many holds the table (`repeats`).
 #pragma once
 
-#include "kernels.h"
+#include "program.h"
 #include "vectors.h"
 
 namespace {

@@ -126,7 +126,7 @@ void register_study() {
   set_attr(op, "FGradient", Gradient(to_all_inputs), kPriority);
 
   // Returns its input, and rounds the gradient.
-  add_with_gradient<kFloat32, kFloat32>("_gluon_amp_round_gradient", first_of, round_scaled);
+  add_with_gradient<kFloat32, kFloat32>("_gluon_amp_round_gradient", 1, first_of, round_scaled, only_gradients);
 
   // Two computations of one result, of which the first is returned and both are differentiated.
   op = add_elementwise<kFloat32, kFloat32>("_gluon_amp_first_of_two", 2, first_of);

@@ -231,8 +231,7 @@ bool infer_finite_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
   return true;
 }
 
-bool infer_finite_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  expect_inputs(attrs, count_arrays(attrs), in.size());
+bool infer_finite_shape(const NodeAttrs&, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
   out.at(0) = mxnet::TShape(1, in.size());
   return true;
 }
@@ -251,7 +250,6 @@ bool unify_groups(const NodeAttrs& attrs, size_t stride, mxnet::ShapeVector& in,
 }
 
 bool infer_sum_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
-  expect_inputs(attrs, count_arrays(attrs), in.size());
   return unify_groups(attrs, arrays_per_sum(attrs), in, out);
 }
 
@@ -267,13 +265,10 @@ void add_update(const std::string& name, const Rule& rule) {
                            const Arrays&) { update(attrs, inputs, rule); };
   const auto infer_shape = [=](const NodeAttrs& attrs, mxnet::ShapeVector& in,
                                mxnet::ShapeVector& out) {
-    const Numbers parsed(attrs, rule);
-    expect_inputs(attrs, parsed.stride * parsed.weights, in.size());
-    return unify_groups(attrs, parsed.stride, in, out);
+    return unify_groups(attrs, Numbers(attrs, rule).stride, in, out);
   };
   const auto infer_type = [=](const NodeAttrs& attrs, Ints& in, Ints& out) {
     const uint32_t stride = arrays_per_weight(attrs, rule);
-    CHECK_EQ(in.size() % stride, 0U) << attrs.op->name << " expects " << stride << " arrays per weight";
     for (size_t first = 0; first < in.size(); first += stride) {
       const bool gradient = in[first + 1] == mshadow::kFloat16 || (rule.update && supported(in[first + 1]));
       CHECK(supported(in[first]) && gradient) << attrs.op->name << " expects float16 or float32";
@@ -288,34 +283,32 @@ void add_update(const std::string& name, const Rule& rule) {
     out.at(0) = mshadow::kFloat32;
     return true;
   };
-  nnvm::Op* op = add_op(name, compute, infer_shape, infer_type);
-  op->get_num_inputs = [=](const NodeAttrs& attrs) {
+  const auto count = [=](const NodeAttrs& attrs) {
     const uint64_t arrays = arrays_per_weight(attrs, rule) * numbers(attrs, "lrs").size();
     CHECK_LE(arrays, kMostArrays) << attrs.op->name << " accepts at most " << kMostArrays << " arrays";
     return static_cast<uint32_t>(arrays);
   };
   const auto all_but_gradients = [=](const NodeAttrs& attrs) {
-    const uint32_t stride = arrays_per_weight(attrs, rule);
-    const uint32_t arrays = stride * numbers(attrs, "lrs").size();
+    const uint32_t stride = arrays_per_weight(attrs, rule), arrays = count(attrs);
     std::vector<uint32_t> written;
     for (uint32_t i = 0; i < arrays; ++i) {
       if (i % stride != 1) written.push_back(i);
     }
     return written;
   };
+  nnvm::Op* op = add_op(name, count, 1, compute, infer_shape, infer_type);
   set_attr(op, "FMutateInputs", MutateInputs(all_but_gradients), kPriority);
 }
 
 }  // namespace
 
 void register_updates() {
-  add_op("_gluon_amp_all_finite", all_finite, infer_finite_shape, infer_finite_type)
-      ->get_num_inputs = count_arrays;
+  add_op("_gluon_amp_all_finite", count_arrays, 1, all_finite, infer_finite_shape, infer_finite_type);
   add_update("_gluon_amp_sgd_update", kSgd);
   add_update("_gluon_amp_adam_update", kAdam);
   add_update("_gluon_amp_sync_masters", kSync);
-  nnvm::Op* sums = add_op("_gluon_amp_sum", sum, infer_sum_shape, infer_cast<mshadow::kFloat16, mshadow::kFloat32>);
-  sums->get_num_inputs = count_arrays;
+  nnvm::Op* sums = add_op("_gluon_amp_sum", count_arrays, 1, sum, infer_sum_shape,
+                          infer_cast<mshadow::kFloat16, mshadow::kFloat32>);
   set_attr(sums, "FMutateInputs", MutateInputs(all_arrays), kPriority);
 }
 
