@@ -8,7 +8,7 @@ from gluon_amp.trainer import Trainer
 from gluon_amp.training.data import TrainingBatches, open_digits
 from gluon_amp.training.networks import weights
 from gluon_amp.training.networks.head import freeze_features, freeze_statistics, head_of
-from gluon_amp.training.networks.models import build, full_name
+from gluon_amp.training.networks.models import build
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs.engines.gluon import GluonEngine
 from gluon_amp.training.runs.loop import Loop
@@ -32,7 +32,7 @@ def build_network(
     recipe: Recipe, classes: int, image_size: int, devices: List[mx.Context]
 ) -> HybridBlock:
     """Return the network for images of this height and width, initialized and cast."""
-    model = full_name(recipe.model, recipe.num_layers)
+    model = recipe.network
     with mx.name.NameManager():  # the same names in every process, and for every such network
         net = build(model, classes)
     if recipe.last_gamma:

@@ -2,7 +2,8 @@
 
 import argparse
 import math
-from typing import Any, Union
+from collections import ChainMap
+from typing import Any, Dict, Union
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.base.startup import waiting
@@ -29,10 +30,20 @@ AVERAGE = {"type": read.real(0, 1, above=True, below=True), "metavar": "D"}
 
 
 class Options:
-    """The options of a run, as attributes that cannot be changed."""
+    """The options of a run, as attributes that cannot be changed.
 
-    def __init__(self, **values: Any):
-        self.__dict__.update(values)
+    They are one mapping in layers: what is `chosen`, as on a command line, wins over the defaults,
+    and of these the first that has the option.
+    """
+
+    def __init__(self, chosen: Dict[str, Any], *defaults: Dict[str, Any]):
+        vars(self).update(chosen=chosen, mapping=ChainMap(chosen, *defaults))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return vars(self)["mapping"][name]
+        except KeyError:
+            raise AttributeError(f"a recipe has no option {name!r}") from None
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a recipe cannot be changed, so {name} cannot be set.")
@@ -161,7 +172,7 @@ def add_trials(parser: TrainingParser) -> Add:
     return add
 
 
-def check_devices(recipe: Any) -> None:
+def check_devices(recipe: Options) -> None:
     """Raise `UsageError` if options of devices contradict each other."""
     if recipe.gpus and recipe.num_gpus is not None and recipe.num_gpus != len(recipe.gpus):
         gpus = ",".join(map(str, recipe.gpus))
@@ -172,7 +183,7 @@ def check_devices(recipe: Any) -> None:
         raise UsageError("--cpus and GPUs were both asked for: give one of them.")
 
 
-def check_resume(recipe: Any) -> None:
+def check_resume(recipe: Options) -> None:
     """Raise `UsageError` if there is no folder to find the newest checkpoint in."""
     if recipe.resume == "auto" and recipe.save_dir is None:
         raise UsageError("--resume auto looks into --save-dir, which was not given.")

@@ -22,7 +22,7 @@ def test_fine_tuning_has_the_same_options_with_other_defaults(tmp_path):
     usual = recipe_of(dataset="imagenet")
     for name, value in {**FINE_TUNING, "dataset": "folder"}.items():
         assert getattr(recipe, name) == value != getattr(usual, name)
-    assert vars(recipe).keys() == vars(usual).keys()
+    assert recipe.mapping.keys() == usual.mapping.keys()
     line = "--model resnet50_v1 --dataset caltech101 --gpus 0 --num-worker 30 --dtype float16"
     recipe = read_fine_tuning(line.split())  # of MXNet's FAQ
     assert (recipe.model, recipe.data, recipe.num_workers) == ("resnet50_v1", "caltech101", 30)
@@ -60,6 +60,31 @@ def test_a_recipe_cannot_be_changed():
 def test_options_that_contradict_each_other(line, sentence):
     with pytest.raises(UsageError, match=sentence):
         read(line.split())
+
+
+def test_the_data_are_named_where_no_option_names_them(tmp_path):
+    digits = "data: digits (8x8 images from scikit-learn), as no option names others"
+    assert (read([]).notice, read_fine_tuning(["--amp"]).notice) == (digits, digits)
+    folder = tmp_path / "home" / ".mxnet" / "datasets" / "imagenet"
+    folder.mkdir(parents=True)
+    found = read([])
+    assert (found.data, found.input_size) == ("folder", 224)
+    assert found.notice == "data: ~/.mxnet/datasets/imagenet, as no option names others"
+    assert max(map(len, (digits, found.notice))) <= 80
+
+
+@pytest.mark.parametrize(
+    "line, data",
+    [
+        ("--rec-train a --rec-val b", "rec"),
+        ("--use-rec", "rec"),
+        ("--data-dir .", "folder"),
+        ("--data-dir . --dataset digits", "digits"),
+    ],
+)
+def test_fine_tuning_reads_the_data_that_its_options_name(line, data):
+    recipe = read_fine_tuning(line.split())
+    assert (recipe.data, recipe.notice) == (data, None)
 
 
 @pytest.mark.parametrize(

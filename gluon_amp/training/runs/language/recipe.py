@@ -27,11 +27,12 @@ CONTROLS: Dict[str, Dict[str, Sequence[str]]] = {
 }
 
 
-class LanguageRecipe(options.Options):
-    """All options of a language run; those that only image runs have are constants."""
+# What only runs on images have as options
+CONSTANTS = {"eval_only": False, "notice": None, "eval_frequency": 1, "save_frequency": 1}
 
-    eval_only, notice = False, None
-    eval_frequency = save_frequency = 1
+
+class LanguageRecipe(options.Options):
+    """All options of a language run, as attributes, and what follows from them."""
 
     @property
     def policy(self) -> str:
@@ -124,7 +125,7 @@ def _add_training(parser: TrainingParser) -> None:
 
 def read(arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> LanguageRecipe:
     """Return the recipe of a command line of `gluon-amp train-text`."""
-    recipe = LanguageRecipe(**vars(parser(prog).parse_args(arguments)))
+    recipe = LanguageRecipe(vars(parser(prog).parse_args(arguments)), CONSTANTS)
     options.check_devices(recipe)
     options.check_resume(recipe)
     _check_model(recipe)
