@@ -5,19 +5,19 @@ import contextlib
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.optimizer.arrays import all_finite
-from gluon_amp.trainer import Trainer
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs.checkpoints import Checkpoints, Position, Saved
-from gluon_amp.training.runs.history import Counts
+from gluon_amp.training.runs.engines.base import Engine
+from gluon_amp.training.runs.history import Counts, History
 from gluon_amp.training.runs.interruption import Interruption, RunInterruptedError
-from gluon_amp.training.runs.loop import DivergedError
+from gluon_amp.training.runs.loop import DivergedError, Loop
 from gluon_amp.training.workers.group import Workers
 
 from mxnet import gluon, nd
@@ -30,17 +30,30 @@ EXCHANGE_EVERY = 10
 class Keeper:
     """Writes checkpoints when they are due, and ends the run after a signal, in all workers."""
 
-    checkpoints: Optional[Checkpoints]  # None to save nothing
-    net: gluon.Block
-    trainer: Trainer
-    identity: Dict[str, Any]
-    progress: Callable[[Position], Dict[str, Any]]
-    interruption: Interruption
-    workers: Workers = field(default_factory=Workers)
-    # Running statistics, which differ between workers until the end of an epoch
-    statistics: Sequence[gluon.Parameter] = ()
+    loop: Loop
+    identity: Dict[str, Any]  # what a checkpoint must agree with: see `checkpoints.SAME`
+    about: Dict[str, Any]  # what whoever uses the network elsewhere has to know
+    checkpoints: Optional[Checkpoints] = None  # None to save nothing
     every: Optional[int] = None  # save after so many batches of an epoch
-    accumulate: int = 1  # batches in each update
+    history: History = field(default_factory=History)  # results of the epochs so far
+
+    def __post_init__(self) -> None:
+        self.interruption = Interruption(quiet=not self.workers.first)
+
+    @property
+    def engine(self) -> Engine:
+        """What is saved."""
+        return self.loop.engine
+
+    @property
+    def workers(self) -> Workers:
+        """Those that save and end together."""
+        return self.loop.workers
+
+    @property
+    def writes(self) -> bool:
+        """Whether this worker saves anything."""
+        return self.checkpoints is not None and self.workers.first
 
     def resume(self, name: str) -> Tuple[Optional[Saved], Counts]:
         """Restore and return the checkpoint that ``--resume`` names, if any, and its counts."""
@@ -78,16 +91,20 @@ class Keeper:
     def begin(self, saved: Saved) -> Counts:
         """Restore network and trainer from a checkpoint; return the epoch's counts so far."""
         saved.check(self.identity)
-        saved.load(self.net, self.trainer)
+        saved.load(self.engine.net, self.engine.trainer)
         own = saved.progress["workers"][self.workers.rank if saved.position.samples else 0]
         if own["statistics"]:
-            write_statistics(self.statistics, own["statistics"])
+            write_statistics(self.engine.statistics, own["statistics"])
+        self.history = History.restored(saved.progress["history"])
+        self.loop.steps, self.loop.skipped = self.history.steps, self.history.skipped
+        if "state" in saved.progress:
+            self.engine.restore(saved.progress["state"])
         return Counts.restored(own["counts"])
 
     def after_update(self, done: int, position: Position, counts: Counts) -> None:
         """Save if a checkpoint is due after `done` batches or a signal came, which ends the run."""
-        number = self._signal(exchange=done % EXCHANGE_EVERY < self.accumulate)
-        if number or (self.every and done % self.every < self.accumulate):
+        number = self._signal(exchange=done % EXCHANGE_EVERY < self.loop.accumulate)
+        if number or (self.every and done % self.every < self.loop.accumulate):
             self._save(position, counts)
         if number:
             self._leave(number)
@@ -134,21 +151,29 @@ class Keeper:
         if not self.workers.first:
             return
         self._check_finite(counts)
+        net, trainer = self.engine.net, self.engine.trainer
+        self.history.steps, self.history.skipped = self.loop.steps, self.loop.skipped
         progress = {
-            **self.progress(position),
-            "rate": self.trainer.learning_rate,
+            "history": self.history.state(),
+            **self._state(position),
+            "about": self.about,
+            "rate": trainer.learning_rate,
             "workers": states,
         }
-        path = self.checkpoints.save(
-            self.net, self.trainer, position, self.identity, progress, best
-        )
+        path = self.checkpoints.save(net, trainer, position, self.identity, progress, best)
         if not best:
             log.logger.info("Saved %s", path)
+
+    def _state(self, position: Position) -> Dict[str, Any]:
+        state = self.engine.state()
+        if state is None:
+            return {}
+        return {"state": state if position.samples else []}  # an epoch begins with zeros
 
     def _states_of_workers(self, counts: Counts) -> List[Dict[str, Any]]:
         """Return the counts and statistics of each worker, in which they differ."""
         fields = counts.state()
-        arrays = [array.asnumpy().ravel() for array in arrays_of(self.statistics)]
+        arrays = [array.asnumpy().ravel() for array in arrays_of(self.engine.statistics)]
         rows = self.workers.every(np.concatenate([list(fields.values()), *arrays]))
         return [
             {
@@ -163,7 +188,7 @@ class Keeper:
     def _check_finite(self, counts: Counts) -> None:
         if counts.loss.images and not np.isfinite(counts.loss.sum):
             raise DivergedError(f"the loss became {counts.loss.sum}, so nothing was saved.")
-        for name, value in self.trainer.master_params().items():
+        for name, value in self.engine.trainer.master_params().items():
             if not all_finite([value]):
                 raise DivergedError(f"{name} is not finite any more, so nothing was saved.")
 

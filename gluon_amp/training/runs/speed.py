@@ -9,8 +9,8 @@ from gluon_amp.trainer.loss_scale import NoLossScale
 from gluon_amp.training.data.input_speed import images_per_second, training_batches
 from gluon_amp.training.runs.devices import contexts
 from gluon_amp.training.runs.history import Counts
+from gluon_amp.training.runs.images import prepare
 from gluon_amp.training.runs.recipe import Recipe
-from gluon_amp.training.runs.run import prepare
 from gluon_amp.training.runs.sources import open_data
 
 import mxnet as mx
@@ -23,36 +23,36 @@ DEFAULT_STEPS = 20
 def training_speed(recipe: Recipe) -> Dict[str, Any]:
     """Train on random images and time every step (``--benchmark``); return results for JSON."""
     steps = WARM_UP_STEPS + (recipe.max_batches or DEFAULT_STEPS)
-    run = prepare(recipe)
-    batch = next(iter(run.batches.epoch(0)))
+    training, about = prepare(recipe)
+    batch, engine = next(iter(training.batches.epoch(0))), training.loop.engine
     counts = Counts()
     seconds = []
     for number in range(steps):
         mx.nd.waitall()
         start = time.perf_counter()
-        run.engine.trainer.set_learning_rate(run.schedule(0, 0))
-        report = run.engine.step([batch] * recipe.accumulate, 0, number, counts)
+        engine.trainer.set_learning_rate(training.loop.schedule(0, 0))
+        report = engine.step([batch] * recipe.accumulate, 0, number, counts)
         mx.nd.waitall()
         seconds.append(time.perf_counter() - start)
     measured = seconds[WARM_UP_STEPS:]
     median = statistics.median(measured)
-    scale = run.engine.loss_scale
+    scale = engine.loss_scale
     return {
         "model": recipe.model,
         "mode": recipe.mode,
         "dtype": recipe.policy,
-        "observed_dtypes": run.observed,
-        "emulated": run.emulated,
-        "image_shape": list(run.data.image_shape),
-        "devices": ", ".join(map(str, run.devices)),
+        "observed_dtypes": about.observed,
+        "emulated": about.emulated,
+        "image_shape": list(about.data.image_shape),
+        "devices": ", ".join(map(str, about.devices)),
         "batch_size": recipe.batch_size,
-        "total_batch": run.total,
+        "total_batch": about.total,
         "optimizer": recipe.optimizer,
         "steps": len(measured),
         "median_ms": 1e3 * median,
         "fastest_ms": 1e3 * min(measured),
         "slowest_ms": 1e3 * max(measured),
-        "images_per_second": run.total / median,
+        "images_per_second": about.total / median,
         "peak_mebibytes": hardware.peak_mebibytes(),
         "loss_scale": None if isinstance(scale, NoLossScale) else scale.scale,
         "skipped_steps": report.skipped_total,

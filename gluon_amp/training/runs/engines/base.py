@@ -1,7 +1,8 @@
 """What the training loop needs of a network and its trainer: the base of all engines."""
 
 from dataclasses import dataclass
-from typing import Iterator, List, Sequence, Tuple
+from pathlib import Path
+from typing import Iterator, List, Optional, Sequence, Tuple
 
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.trainer import StepReport, Trainer
@@ -48,6 +49,16 @@ class Engine:
     def cross_entropy(self, labels: NDArray, outputs: NDArray) -> NDArray:
         """Return the cross entropy with the labels themselves, neither smoothed nor mixed, (N,)."""
         return SoftmaxCrossEntropyLoss()(outputs.astype("float32"), labels)
+
+    def state(self) -> Optional[List]:
+        """Return what steps hand on beside network and trainer, for `restore`; None for nothing."""
+        return None
+
+    def restore(self, state: List) -> None:
+        """Restore what `state` returned."""
+
+    def save_epoch(self, folder: Path, name: str, epoch: int) -> None:
+        """Write what ``NAME`` leaves after `epoch` epochs besides its checkpoint."""
 
     def wait(self) -> None:
         """Return when the last step is done."""

@@ -115,12 +115,12 @@ class ModuleEngine(Engine):
             for array in param.list_data():
                 array.wait_to_read()
 
-    def save(self, folder: Path, name: str, epoch: int) -> None:
+    def save_epoch(self, folder: Path, name: str, epoch: int) -> None:
         """Write ``NAME-symbol.json``, ``NAME-0001.params`` and ``NAME-0001.states``."""
         self.module.save_checkpoint(str(folder / name), epoch, save_optimizer_states=True)
 
     def load(self, folder: Path, name: str, epoch: int) -> None:
-        """Load what `save` wrote after `epoch` epochs."""
+        """Load what `save_epoch` wrote after `epoch` epochs."""
         prefix = f"{folder / name}"
         try:
             _, arguments, states = mx.model.load_checkpoint(prefix, epoch)

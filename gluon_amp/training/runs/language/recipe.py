@@ -40,6 +40,11 @@ class LanguageRecipe(options.Options):
         return self.dtype
 
     @property
+    def dtype_in_words(self) -> str:
+        """The dtype, and what the run lacks."""
+        return f"{self.dtype} --without {self.without}" if self.without else self.dtype
+
+    @property
     def pinned_policy(self) -> Policy:
         """The policy of the network."""
         policy, pins = Policy(self.dtype), CONTROLS.get(self.without)

@@ -2,8 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.casting.cast import cast
@@ -12,19 +11,20 @@ from gluon_amp.policy import Policy
 from gluon_amp.training.data.text import CLASSES, Chunks, open_text
 from gluon_amp.training.networks.language_model import RECURRENT, LanguageModel
 from gluon_amp.training.runs import log, report
-from gluon_amp.training.runs.checkpoints import Position
+from gluon_amp.training.runs.checkpoints import Checkpoints
 from gluon_amp.training.runs.devices import contexts
 from gluon_amp.training.runs.engines.build import build_trainer
 from gluon_amp.training.runs.engines.language import LanguageEngine
 from gluon_amp.training.runs.history import EpochResult, Validation
+from gluon_amp.training.runs.keeper import Keeper
 from gluon_amp.training.runs.language.recipe import LanguageRecipe
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.observe import check_compute_dtype, join_dtypes
 from gluon_amp.training.runs.outputs import Output, check_outputs
+from gluon_amp.training.runs.run import run
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.runs.seeds import set_seed, use_deterministic_algorithms
 from gluon_amp.training.runs.training import Training
-from gluon_amp.training.workers.group import Workers
 
 import mxnet as mx
 
@@ -61,7 +61,7 @@ def _in_words(observed: Dict[str, str]) -> str:
 
 
 class TextSize(NamedTuple):
-    """What a run reports of its text, in the words of image data (see `training.Data`)."""
+    """What a run reports of its text, in the words of image data."""
 
     name: str
     classes: int
@@ -69,13 +69,13 @@ class TextSize(NamedTuple):
     val_images: int
 
 
-def train(recipe: LanguageRecipe) -> LanguageSummary:
+def train(recipe: LanguageRecipe) -> report.Summary:
     """Train and validate, epoch by epoch, and write what the recipe asks for."""
     check_outputs(recipe)
-    return prepare(recipe).run()
+    return run(*prepare(recipe))
 
 
-def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
+def prepare(recipe: LanguageRecipe) -> Tuple[Training, "LanguageReporter"]:
     """Open the text and build the network, its engine and the loop."""
     started = time.perf_counter()
     if recipe.deterministic:
@@ -96,26 +96,32 @@ def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
     net = build_network(recipe, devices)
     schedule = Schedule(recipe.learning_rate(streams), recipe.num_epochs, len(batches), "cosine")
     trainer = build_trainer(recipe, net, schedule.rate)
-    return LanguageTraining(
-        recipe,
-        TextSize(text.name, CLASSES, len(text.train), val_batches.images),
-        observe(recipe, net, devices[0]),
-        devices,
-        Workers(),
-        Loop(
-            LanguageEngine(net, trainer, devices, recipe.clip_grad, recipe.without != "masters"),
-            schedule,
-            records=log.Records(recipe.log_json),
-            log_interval=recipe.log_interval,
-            max_batches=recipe.max_batches,
-            unit="chars",
-            input_bound="",
-            seed=recipe.seed,
-        ),
-        batches,
-        val_batches,
-        started,
+    observed = observe(recipe, net, devices[0])
+    loop = Loop(
+        LanguageEngine(net, trainer, devices, recipe.clip_grad, recipe.without != "masters"),
+        schedule,
+        records=log.Records(recipe.log_json),
+        log_interval=recipe.log_interval,
+        max_batches=recipe.max_batches,
+        unit="chars",
+        input_bound="",
+        seed=recipe.seed,
     )
+    identity = {
+        "model": recipe.model,
+        "data": text.name,
+        "classes": CLASSES,
+        "train_images": len(text.train),
+        "dtype": recipe.dtype_in_words,
+        "total_batch": f"{streams} × {recipe.bptt}",
+        "seed": recipe.seed,
+        "workers": 1,
+    }
+    checkpoints = Checkpoints(recipe.save_dir, recipe.keep) if recipe.save_dir else None
+    keeper = Keeper(loop, identity, recipe.sizes, checkpoints, recipe.save_batches)
+    training = Training(recipe, loop, keeper, batches, val_batches, val_batches.images)
+    size = TextSize(text.name, CLASSES, len(text.train), val_batches.images)
+    return training, LanguageReporter(training, size, observed, devices, streams, started)
 
 
 def build_network(recipe: LanguageRecipe, devices: Sequence[mx.Context]) -> LanguageModel:
@@ -144,11 +150,18 @@ def observe(recipe: LanguageRecipe, net: LanguageModel, device: mx.Context) -> D
     return observed
 
 
-@dataclass
-class LanguageTraining(Training):
-    """A run of a language model that is ready to start."""
+class LanguageReporter(report.Reporter):
+    """Tells of a run of a language model."""
 
     columns = (*log.COLUMNS, ("bits", 7, "{:.3f}"))
+
+    def epoch(self, epoch: int, result: EpochResult, validation: Optional[Validation]) -> None:
+        averaged = self.training.averaged
+        if validation:
+            log.details(BITS, epoch, _bits(validation))
+        if validation and averaged:
+            log.details(AVERAGED_BITS, epoch, _bits(averaged))
+        super().epoch(epoch, result, validation)
 
     def cells(
         self, epoch: int, result: EpochResult, validation: Optional[Validation]
@@ -157,60 +170,36 @@ class LanguageTraining(Training):
         return [*super().cells(epoch, result, validation), bits]
 
     def plan(self) -> List[Tuple[str, object]]:
-        recipe, data = self.recipe, self.data
+        recipe, data, schedule = self.recipe, self.data, self.loop.schedule
         devices = f"{len(self.devices)} ({', '.join(map(str, self.devices))})"
         clipped = f"gradients clipped to {recipe.clip_grad:g}" if recipe.clip_grad else ""
         optimizer = [self.optimizer_in_words(), clipped, self.average_in_words()]
-        characters = f"{self.batches.images} training and {data.val_images} validation characters"
+        characters = (
+            f"{self.training.batches.images} training and {data.val_images} validation characters"
+        )
         streams = f"{recipe.batch_size} streams per device × {devices}"
-        policy = Policy(recipe.policy)
-        how = report.arithmetic(policy, self.emulated)
-        if self.emulated and policy.compute_dtype == "float16" and recipe.kind in RECURRENT:
+        how = report.arithmetic(self.policy, self.emulated)
+        if self.emulated and self.policy.compute_dtype == "float16" and recipe.kind in RECURRENT:
             how = RECURRENT_FLOAT16.format(recipe.kind.upper())
         return [
             ("batch", f"{streams}, {recipe.bptt} characters each"),
             ("model", f"{recipe.model}, {data.classes} classes"),
             ("data", f"{data.name}: {characters}"),
-            ("requested", f"{self.dtype_in_words()}, {how}"),
+            ("requested", f"{recipe.dtype_in_words}, {how}"),
             ("observed", _in_words(self.observed)),
-            ("lr", f"{self.schedule.rate:g}, {self.schedule}"),
+            ("lr", f"{schedule.rate:g}, {schedule}"),
             ("optimizer", ", ".join(filter(None, optimizer))),
             ("seed", recipe.seed),
         ]
-
-    def validate(self, epoch: int) -> Validation:
-        result = super().validate(epoch)
-        log.details(BITS, epoch, _bits(result))
-        if self.average:
-            log.details(AVERAGED_BITS, epoch, _bits(self.averaged))
-        return result
-
-    @property
-    def identity(self) -> Dict[str, Any]:
-        total = f"{self.total} × {self.recipe.bptt}"
-        return {**super().identity, "dtype": self.dtype_in_words(), "total_batch": total}
-
-    def dtype_in_words(self) -> str:
-        """Return the dtype and what the run lacks."""
-        without = self.recipe.without
-        return f"{self.recipe.dtype} --without {without}" if without else self.recipe.dtype
-
-    def progress(self, position: Position) -> Dict[str, Any]:
-        state = self.engine.state() if position.samples else []  # an epoch begins with zeros
-        return {**super().progress(position), "state": state, "about": self.recipe.sizes}
-
-    def restore(self, progress: Dict[str, Any]) -> None:
-        super().restore(progress)
-        self.engine.restore(progress["state"])
 
     def summary(self, last: Validation) -> LanguageSummary:
         return LanguageSummary(**self.results(last), bits_per_character=_bits(last))
 
     def outputs(self, summary: report.Summary) -> List[Output]:
         outputs = super().outputs(summary)
-        if self.checkpoints:
+        if self.recipe.save_dir:
             name = PARAMETERS.format(self.recipe.kind, self.recipe.num_epochs - 1)
-            outputs += self.parameter_outputs(self.checkpoints.folder / name)
+            outputs += self.parameter_outputs(self.recipe.save_dir / name)
         return outputs
 
 
