@@ -17,10 +17,9 @@ from gluon_amp.training.data.imagenet_transforms import ValidationTransform
 from gluon_amp.training.data.source import Images
 from gluon_amp.training.networks import efficientnet_lite, weights
 from gluon_amp.training.runs import log
-from gluon_amp.training.runs.engines.build import build_trainer
+from gluon_amp.training.runs.building import build_network, build_trainer
 from gluon_amp.training.runs.engines.gluon import GluonEngine
 from gluon_amp.training.runs.loop import Loop
-from gluon_amp.training.runs.network import build_network
 from gluon_amp.training.runs.objective import Objective
 from gluon_amp.training.runs.recipe import Recipe, recipe_of
 from gluon_amp.training.runs.schedule import Schedule

@@ -4,7 +4,7 @@ With one random generator for all, a run could be neither repeated nor resumed. 
 includes the epoch, and every image has a generator of its own.
 """
 
-from typing import Any, Optional, Sequence, Tuple, Union
+from typing import Any, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from gluon_amp.training.data.decode import DecodeError, cv2
 from gluon_amp.training.data.imagenet_transforms import (
     Preprocessing,
     TrainingTransform,
+    Transform,
     ValidationTransform,
 )
 from gluon_amp.training.data.source import DataError, Images, Source, UnreadableImageError
@@ -48,7 +49,7 @@ class DecodedImages(AugmentedImages):
     def __init__(
         self,
         encoded: Any,
-        transform: Union[TrainingTransform, ValidationTransform],
+        transform: Transform,
         classes: int,
         seed: Optional[int] = None,
     ):

@@ -23,7 +23,7 @@ class FileImages:
 
     def read(self, index: int) -> Tuple[bytes, int]:
         path, label = self._items[index]
-        return read_file(path), label
+        return read_file(Path(path)), label
 
     def name(self, index: int) -> str:
         return self._items[index][0]

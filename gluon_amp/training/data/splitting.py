@@ -5,7 +5,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from gluon_amp.training.data.source import DataError
 
@@ -49,7 +49,10 @@ def read_tree(folder: Path, without: Collection[str] = ()) -> Tree:
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: expected one with a folder for each class.")
     left_out = {name.rstrip("/") for name in without}
-    matched, images, ignored, classes = set(), [], [], []
+    matched: Set[str] = set()
+    images: List[Image] = []
+    ignored: List[str] = []
+    classes: List[str] = []
     for entry in _sorted(folder):
         if not entry.is_dir():
             continue
@@ -102,10 +105,10 @@ class Split:
 
     def divide(self, tree: Tree) -> Dict[str, List[Image]]:
         """Return the images for ``'train'``, shuffled, and for ``'val'``, in the tree's order."""
-        if self.total is None:
+        if self.per_class is not None:
             quotas = _equal_quotas(tree, self.per_class)
         else:
-            quotas = _proportional_quotas(tree, self.total)
+            quotas = _proportional_quotas(tree, self.total or 0)
         train, val = draw(tree, quotas, self.seed)
         return {"train": train, "val": val}
 

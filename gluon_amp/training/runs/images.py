@@ -2,6 +2,7 @@
 
 import time
 from functools import partial
+from types import SimpleNamespace
 from typing import Dict, List, Tuple
 
 from gluon_amp.base.messages import UsageError
@@ -9,19 +10,18 @@ from gluon_amp.policy import Policy
 from gluon_amp.training.data import TrainingBatches, ValidationBatches
 from gluon_amp.training.networks.weights import load_matching
 from gluon_amp.training.runs import log
+from gluon_amp.training.runs.building import build_engine, build_network
 from gluon_amp.training.runs.checkpoints import Checkpoints, Position
 from gluon_amp.training.runs.confusions import Confusion, confusion_matrix, worst
 from gluon_amp.training.runs.devices import contexts
-from gluon_amp.training.runs.engines.build import build_engine
 from gluon_amp.training.runs.engines.module import ModuleEngine
 from gluon_amp.training.runs.history import History, Validation
 from gluon_amp.training.runs.keeper import Keeper
 from gluon_amp.training.runs.loop import Loop
-from gluon_amp.training.runs.network import build_network
 from gluon_amp.training.runs.observe import observe
 from gluon_amp.training.runs.outputs import Output, check_outputs, draw_errors, export
 from gluon_amp.training.runs.recipe import Recipe
-from gluon_amp.training.runs.report import Reporter, Summary, arithmetic
+from gluon_amp.training.runs.report import Reporter, arithmetic
 from gluon_amp.training.runs.run import run
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.runs.seeds import set_seed, use_deterministic_algorithms
@@ -38,7 +38,7 @@ OBSERVED_NAMES = {
 }
 
 
-def train(recipe: Recipe) -> Summary:
+def train(recipe: Recipe) -> SimpleNamespace:
     """Train and validate, epoch by epoch, and write what the recipe asks for."""
     check_outputs(recipe)
     training, reporter = prepare(recipe)
@@ -137,26 +137,6 @@ def _in_words(observed: Dict[str, str]) -> str:
     return ", ".join(f"{name} {observed[key]}" for key, name in OBSERVED_NAMES.items())
 
 
-class ImageSummary(Summary):
-    """The results of a run on images."""
-
-    def scores(self) -> List[Tuple[str, object]]:
-        best = f"best {self.best_top1:.2f} % (epoch {self.best_epoch})"
-        unreadable = f", {self.unreadable} unreadable" if self.unreadable else ""
-        return [
-            ("observed", _in_words(self.observed_dtypes)),
-            ("top-1", f"{self.top1:.2f} %, {best}"),
-            ("top-5", f"{self.top5:.2f} %"),
-            ("validated", f"{self.validated}/{self.val_images} images{unreadable}"),
-        ]
-
-    def speed(self) -> str:
-        if self.images_per_second is None:
-            return "nothing was trained"
-        waited = f"waited for data {100 * self.waited_share:.0f} % of the time"
-        return f"{self.images_per_second:.1f} training images/s, {waited}"
-
-
 class ImageReporter(Reporter):
     """Tells of a run on images."""
 
@@ -212,7 +192,23 @@ class ImageReporter(Reporter):
             log.logger.info("Confused: %s", confusion)
         return confusions
 
-    def summary(self, last: Validation) -> ImageSummary:
+    def scores(self, summary: SimpleNamespace) -> List[Tuple[str, object]]:
+        best = f"best {summary.best_top1:.2f} % (epoch {summary.best_epoch})"
+        unreadable = f", {summary.unreadable} unreadable" if summary.unreadable else ""
+        return [
+            ("observed", _in_words(self.observed)),
+            ("top-1", f"{summary.top1:.2f} %, {best}"),
+            ("top-5", f"{summary.top5:.2f} %"),
+            ("validated", f"{summary.validated}/{summary.val_images} images{unreadable}"),
+        ]
+
+    def speed(self, summary: SimpleNamespace) -> str:
+        if summary.images_per_second is None:
+            return "nothing was trained"
+        waited = f"waited for data {100 * summary.waited_share:.0f} % of the time"
+        return f"{summary.images_per_second:.1f} training images/s, {waited}"
+
+    def summary(self, last: Validation) -> SimpleNamespace:
         history = self.training.history
         validated = history.validated or [last]
         scores = {e: v.top1 for e, v in enumerate(validated) if v is not None} or {0: last.top1}
@@ -221,7 +217,7 @@ class ImageReporter(Reporter):
         seconds = sum(result.seconds for result in trained)
         waited = sum(result.waited for result in trained)
         confusions = [confusion._asdict() for confusion in self.confusions()]
-        return ImageSummary(
+        return SimpleNamespace(
             **self.results(last),
             mode=self.recipe.mode,
             workers=self.loop.workers.count,
@@ -232,7 +228,7 @@ class ImageReporter(Reporter):
             waited_share=waited / seconds if seconds else None,  # for images
         )
 
-    def outputs(self, summary: Summary) -> List[Output]:
+    def outputs(self, summary: SimpleNamespace) -> List[Output]:
         recipe, net, outputs = self.recipe, self.engine.net, super().outputs(summary)
         if recipe.save_dir and recipe.mode != "module" and not recipe.eval_only:
             name = f"{self.data.name}-{recipe.model}-{recipe.num_epochs - 1}.params"

@@ -9,19 +9,13 @@ from gluon_amp.base.messages import UsageError
 from gluon_amp.base.startup import waiting
 from gluon_amp.policy import PRESETS, Policy, near_preset
 from gluon_amp.training import command_line as read
-from gluon_amp.training.runs.parser import Add, TrainingParser
+from gluon_amp.training.command_line import COUNT, FOLDER, NUMBER, OUTPUT, SWITCH, Add
+from gluon_amp.training.runs.parser import TrainingParser
 
 # The groups of the help, in its order.
 LOGS = "logs and measurements"
 GROUPS = ("model", "data", "precision", "schedule", "checkpoints", "devices", LOGS)
 
-# What options of a kind have in common.
-SWITCH = {"action": "store_true"}
-COUNT = {"type": read.positive_int, "metavar": "N"}
-NUMBER = {"type": read.natural, "metavar": "N"}
-INPUT = {"type": read.input_file, "metavar": "FILE"}
-OUTPUT = {"type": read.path, "metavar": "FILE"}
-FOLDER = {"type": read.path, "metavar": "DIR"}
 NORM = {"type": read.positive, "metavar": "NORM"}
 EPOCHS = {"type": read.whole(1, 10**6), "metavar": "N"}
 MOMENTUM = {"type": read.share, "metavar": "M"}

@@ -1,13 +1,9 @@
 """The command-line parser of training runs."""
 
 import argparse
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
-from gluon_amp.training.command_line import HelpFormatter, Parser
-
-# Adds an option to a group: its flags, separated by spaces, its help, what options of its kind have
-# in common, and further arguments of argparse's `add_argument`.
-Add = Callable[..., None]
+from gluon_amp.training.command_line import Add, HelpFormatter, Parser, adding_to
 
 
 class TrainingParser(Parser):
@@ -23,14 +19,7 @@ class TrainingParser(Parser):
 
     def group(self, title: str) -> Add:
         """Return the function that adds an option to the group of this title."""
-        group = self._titled[title]
-
-        def add(
-            flags: str, text: str, kind: Optional[Dict[str, Any]] = None, **settings: Any
-        ) -> None:
-            group.add_argument(*flags.split(), help=text, **(kind or {}), **settings)
-
-        return add
+        return adding_to(self._titled[title])
 
     def refuse(self, flag: str, replacement: str) -> None:
         """Name the replacement if `flag`, an option of other scripts, is on the command line."""

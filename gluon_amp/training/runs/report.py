@@ -18,8 +18,8 @@ from gluon_amp.policy import Policy
 from gluon_amp.trainer.loss_scale import NoLossScale
 from gluon_amp.training.command_line import WIDTH
 from gluon_amp.training.runs import log
+from gluon_amp.training.runs.building import optimizer_options
 from gluon_amp.training.runs.devices import is_emulated, other_recommended
-from gluon_amp.training.runs.engines.build import optimizer_options
 from gluon_amp.training.runs.history import EpochResult, Validation
 from gluon_amp.training.runs.options import Options
 from gluon_amp.training.runs.outputs import Output, save_parameters, saving, write_outputs
@@ -54,49 +54,9 @@ def table(rows: Iterable[Tuple[str, object]]) -> str:
     )
 
 
-class Summary(SimpleNamespace):
-    """The results of a run, by name: `Reporter.results` and what images or text add to them.
-
-    A subclass defines `scores`, rows for the last validation, and `speed`, in words.
-    """
-
-    def __str__(self) -> str:
-        scale = "none" if self.loss_scale is None else f"{self.loss_scale:g}"
-        study = " for study" if Policy(self.dtype).studies else ""
-        how = f", emulated{study}" if self.emulated else ""
-        return table(
-            [
-                ("model", f"{self.model} on {self.data}"),
-                ("dtype", f"{self.dtype}{how}"),
-                *self.scores(),
-                *self.averaged(),
-                ("loss scale", f"{scale}, {self.skipped_steps} of {self.steps} steps skipped"),
-                ("speed", self.speed()),
-                ("time", f"{self.seconds:.1f} s, {self.epochs} epoch{'s' * (self.epochs != 1)}"),
-            ]
-        )
-
-    def averaged(self) -> List[Tuple[str, object]]:
-        """Return the row of ``--ema-decay``, if there is one."""
-        decay = vars(self).get("ema_decay")
-        return (
-            [] if decay is None else [("average", f"{self.ema_top1:.2f} % top-1, decay {decay!r}")]
-        )
-
-    def write(self, path: Path) -> None:
-        """Write them as JSON, completely or not at all."""
-        text = json.dumps(vars(self), indent=2, ensure_ascii=False) + "\n"
-        with saving(f"--summary-json {path}"):
-            atomic.write(path, text.encode())
-
-
 @dataclass
 class Reporter:
-    """Tells of a training.
-
-    Images and text define `plan`, names and texts of what is going to happen, and `summary`, of a
-    run that ended with a validation.
-    """
+    """Tells of a training; images and text differ in what raises `NotImplementedError` here."""
 
     recommends = False  # a faster dtype, if there is one
     columns = log.COLUMNS  # what a terminal shows of each epoch; `cells` returns their values
@@ -118,14 +78,22 @@ class Reporter:
         """Return names and texts of what is going to happen."""
         raise NotImplementedError
 
-    def summary(self, last: Validation) -> Summary:
-        """Return the results of a run that ended with this validation."""
+    def summary(self, last: Validation) -> SimpleNamespace:
+        """Return the results of a run that ended with this validation: `results` and more."""
         raise NotImplementedError
 
-    def outputs(self, summary: Summary) -> List[Output]:
+    def scores(self, summary: SimpleNamespace) -> List[Tuple[str, object]]:
+        """Return names and texts of the scores of the last validation."""
+        raise NotImplementedError
+
+    def speed(self, summary: SimpleNamespace) -> str:
+        """Return in words how fast it was."""
+        raise NotImplementedError
+
+    def outputs(self, summary: SimpleNamespace) -> List[Output]:
         """Return the files to write at the end, the most important first."""
         path = self.recipe.summary_json
-        return [Output(partial(summary.write, path))] if path else []
+        return [Output(partial(write_summary, summary, path))] if path else []
 
     def name_data(self) -> None:
         """Log which data are used, and why, where no option names them."""
@@ -152,11 +120,11 @@ class Reporter:
         """Show the line of an epoch."""
         log.for_terminal(log.epoch_line(self._shown, self.cells(epoch, result, validation)))
 
-    def end(self, last: Validation) -> Summary:
+    def end(self, last: Validation) -> SimpleNamespace:
         """Log the results and write the files; return the results."""
         summary = self.summary(last)
         self.loop.records.close()
-        log.logger.info("\n%s", summary)
+        log.logger.info("\n%s", table(self._results_in_words(summary)))
         if self.loop.workers.first:
             write_outputs(self.outputs(summary))
             if not self.recipe.eval_only:
@@ -164,6 +132,24 @@ class Reporter:
                 kept = f"Checkpoints and the network are in {folder}." if folder else NOT_KEPT
                 log.logger.info("\n%s", kept)
         return summary
+
+    def _results_in_words(self, summary: SimpleNamespace) -> List[Tuple[str, object]]:
+        scale = "none" if summary.loss_scale is None else f"{summary.loss_scale:g}"
+        study = " for study" if self.policy.studies else ""
+        how = f", emulated{study}" if self.emulated else ""
+        scores = self.scores(summary)
+        if self.training.averaged:
+            decay = self.recipe.ema_decay
+            scores.append(("average", f"{summary.ema_top1:.2f} % top-1, decay {decay!r}"))
+        epochs = f"{summary.epochs} epoch{'s' * (summary.epochs != 1)}"
+        return [
+            ("model", f"{summary.model} on {summary.data}"),
+            ("dtype", f"{summary.dtype}{how}"),
+            *scores,
+            ("loss scale", f"{scale}, {summary.skipped_steps} of {summary.steps} steps skipped"),
+            ("speed", self.speed(summary)),
+            ("time", f"{summary.seconds:.1f} s, {epochs}"),
+        ]
 
     @property
     def _shown(self) -> List[log.Column]:
@@ -268,6 +254,13 @@ class Reporter:
 
             outputs.append(Output(save_average))
         return outputs
+
+
+def write_summary(summary: SimpleNamespace, path: Path) -> None:
+    """Write results as JSON, completely or not at all."""
+    text = json.dumps(vars(summary), indent=2, ensure_ascii=False) + "\n"
+    with saving(f"--summary-json {path}"):
+        atomic.write(path, text.encode())
 
 
 def _finite(value: float) -> Optional[float]:

@@ -1,14 +1,15 @@
 """A run from its first line to its last file: the same for images and for text."""
 
 import contextlib
+from types import SimpleNamespace
 
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs.history import Validation
-from gluon_amp.training.runs.report import Reporter, Summary
+from gluon_amp.training.runs.report import Reporter
 from gluon_amp.training.runs.training import Training
 
 
-def run(training: Training, reporter: Reporter) -> Summary:
+def run(training: Training, reporter: Reporter) -> SimpleNamespace:
     """Train, validate, log, and write the outputs."""
     recipe, keeper = training.recipe, training.keeper
     alone: contextlib.AbstractContextManager = contextlib.nullcontext()

@@ -1,12 +1,13 @@
 """The speed of training steps (`--benchmark`) and of loading images (`--test-io`), as JSON."""
 
+import itertools
 import statistics
 import time
-from typing import Any, Dict
+from typing import Any, Dict, Iterator, Optional, Sequence
 
 from gluon_amp.base import hardware
 from gluon_amp.trainer.loss_scale import NoLossScale
-from gluon_amp.training.data.input_speed import images_per_second, training_batches
+from gluon_amp.training.data import Source, TrainingBatches
 from gluon_amp.training.runs.devices import contexts
 from gluon_amp.training.runs.history import Counts
 from gluon_amp.training.runs.images import prepare
@@ -14,10 +15,14 @@ from gluon_amp.training.runs.recipe import Recipe
 from gluon_amp.training.runs.sources import open_data
 
 import mxnet as mx
+from mxnet.ndarray import NDArray
 
 # The first steps allocate memory; on a GPU, cuDNN also tests its algorithms in them.
 WARM_UP_STEPS = 3
 DEFAULT_STEPS = 20
+WARM_UP_BATCHES = 2  # before loading is measured: threads start, and the page cache fills
+
+Batches = Iterator[Sequence[NDArray]]  # of [images, labels]
 
 
 def training_speed(recipe: Recipe) -> Dict[str, Any]:
@@ -74,3 +79,20 @@ def loading_speed(recipe: Recipe) -> Dict[str, Any]:
         "num_workers": hardware.count_processors() if workers is None else workers,
         "images_per_second": images_per_second(loaded, batches),
     }
+
+
+def images_per_second(batches: Batches, count: int) -> float:
+    """Load `WARM_UP_BATCHES`, then `count` more; return the images per second of these."""
+    for images, _ in itertools.islice(batches, WARM_UP_BATCHES):
+        images.wait_to_read()
+    start, total = time.perf_counter(), 0
+    for images, _ in itertools.islice(batches, count):
+        images.wait_to_read()
+        total += len(images)
+    return total / (time.perf_counter() - start)
+
+
+def training_batches(source: Source, batch_size: int, num_workers: Optional[int] = None) -> Batches:
+    """Return an endless iterator over the training batches of epoch 0, 1, 2 ..."""
+    loader = TrainingBatches(source.train, batch_size, num_workers=num_workers)
+    return itertools.chain.from_iterable(loader.epoch(number) for number in itertools.count())

@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from gluon_amp.trainer.loss_scale import resolve
-from gluon_amp.training.runs.engines.build import loss_scale_option
+from gluon_amp.training.runs.building import loss_scale_option
 from gluon_amp.training.runs.image_options import REFUSED
 from gluon_amp.training.runs.recipe import read, train_parser
 

@@ -14,7 +14,7 @@ import pytest
 from gluon_amp.base import hardware
 from gluon_amp.lowering.emulation import is_emulated
 from gluon_amp.training.console import fine_tune, train
-from gluon_amp.training.runs import network
+from gluon_amp.training.runs import building
 from gluon_amp.training.runs.history import Validation
 from gluon_amp.training.runs.loop import Loop
 from tests.images import write_folders
@@ -282,7 +282,7 @@ def test_a_run_goes_on_in_mid_epoch(line, layer, fashion, summary_of, tmp_path, 
         net.add(nn.Flatten(), layer(), nn.Dense(classes))
         return net
 
-    monkeypatch.setattr(network, "build", build)
+    monkeypatch.setattr(building, "build", build)
     run = [*fashion, *line.split(), *"--epochs 2 --save-batches 2 --keep 9".split()]
     whole = summary_of(*run, "--save-dir", tmp_path / "whole")
     (tmp_path / "part").mkdir()

@@ -4,17 +4,10 @@ from typing import Any, Dict, Optional, Sequence
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.policy import Policy
-from gluon_amp.training.command_line import positive, share, whole
+from gluon_amp.training.command_line import COUNT, SWITCH, positive, share, whole
 from gluon_amp.training.networks.language_model import KINDS, RECURRENT
 from gluon_amp.training.runs import options
-from gluon_amp.training.runs.options import (
-    COUNT,
-    DECAY,
-    EPOCHS,
-    MOMENTUM,
-    NORM,
-    SWITCH,
-)
+from gluon_amp.training.runs.options import DECAY, EPOCHS, MOMENTUM, NORM
 from gluon_amp.training.runs.parser import TrainingParser
 
 OPTIMIZERS = ("sgd", "nag", "adam", "adamw")

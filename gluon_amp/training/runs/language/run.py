@@ -2,6 +2,7 @@
 
 import math
 import time
+from types import SimpleNamespace
 from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError
@@ -11,9 +12,9 @@ from gluon_amp.policy import Policy
 from gluon_amp.training.data.text import CLASSES, Chunks, open_text
 from gluon_amp.training.networks.language_model import RECURRENT, LanguageModel
 from gluon_amp.training.runs import log, report
+from gluon_amp.training.runs.building import build_trainer
 from gluon_amp.training.runs.checkpoints import Checkpoints
 from gluon_amp.training.runs.devices import contexts
-from gluon_amp.training.runs.engines.build import build_trainer
 from gluon_amp.training.runs.engines.language import LanguageEngine
 from gluon_amp.training.runs.history import EpochResult, Validation
 from gluon_amp.training.runs.keeper import Keeper
@@ -41,27 +42,12 @@ RECURRENT_FLOAT16 = (
 OPERATORS = ("Embedding", "RNN", "LayerNorm", "batch_dot", "FullyConnected")
 
 
-class LanguageSummary(report.Summary):
-    """The results of a run on text. What has images in its name counts characters."""
-
-    def scores(self) -> List[Tuple[str, object]]:
-        return [
-            ("observed", _in_words(self.observed_dtypes)),
-            ("top-1", f"{self.top1:.2f} % of the next characters"),
-            ("bits", f"{self.bits_per_character:.3f} per character"),
-            ("validated", f"{self.validated}/{self.val_images} characters"),
-        ]
-
-    def speed(self) -> str:
-        return f"{self.images_per_second:.0f} training characters/s"
-
-
 def _in_words(observed: Dict[str, str]) -> str:
     return ", ".join(f"{op} {dtype}" for op, dtype in observed.items())
 
 
 class TextSize(NamedTuple):
-    """What a run reports of its text, in the words of image data."""
+    """What a run reports of its text, in the words of image data: images are characters."""
 
     name: str
     classes: int
@@ -69,7 +55,7 @@ class TextSize(NamedTuple):
     val_images: int
 
 
-def train(recipe: LanguageRecipe) -> report.Summary:
+def train(recipe: LanguageRecipe) -> SimpleNamespace:
     """Train and validate, epoch by epoch, and write what the recipe asks for."""
     check_outputs(recipe)
     return run(*prepare(recipe))
@@ -192,10 +178,21 @@ class LanguageReporter(report.Reporter):
             ("seed", recipe.seed),
         ]
 
-    def summary(self, last: Validation) -> LanguageSummary:
-        return LanguageSummary(**self.results(last), bits_per_character=_bits(last))
+    def scores(self, summary: SimpleNamespace) -> List[Tuple[str, object]]:
+        return [
+            ("observed", _in_words(self.observed)),
+            ("top-1", f"{summary.top1:.2f} % of the next characters"),
+            ("bits", f"{summary.bits_per_character:.3f} per character"),
+            ("validated", f"{summary.validated}/{summary.val_images} characters"),
+        ]
 
-    def outputs(self, summary: report.Summary) -> List[Output]:
+    def speed(self, summary: SimpleNamespace) -> str:
+        return f"{summary.images_per_second:.0f} training characters/s"
+
+    def summary(self, last: Validation) -> SimpleNamespace:
+        return SimpleNamespace(**self.results(last), bits_per_character=_bits(last))
+
+    def outputs(self, summary: SimpleNamespace) -> List[Output]:
         outputs = super().outputs(summary)
         if self.recipe.save_dir:
             name = PARAMETERS.format(self.recipe.kind, self.recipe.num_epochs - 1)

@@ -1,4 +1,4 @@
-"""The engine that a recipe describes: its optimizer, its statistics and its random numbers."""
+"""What a recipe describes: its network, its optimizer, its statistics and its random numbers."""
 
 import random
 from types import SimpleNamespace
@@ -6,12 +6,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gluon_amp.training.runs import log
-from gluon_amp.training.runs.engines.build import build_engine, build_trainer, loss_scale_option
+from gluon_amp.training.networks.models import build
+from gluon_amp.training.runs import building, log
+from gluon_amp.training.runs.building import build_engine, build_trainer, loss_scale_option
 from gluon_amp.training.runs.history import Counts
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.objective import Objective
-from gluon_amp.training.runs.recipe import recipe_of
+from gluon_amp.training.runs.recipe import read, read_fine_tuning, recipe_of
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.workers.group import Workers
 from tests.training.runs.engines.small import dense_net
@@ -19,6 +20,65 @@ from tests.training.runs.engines.small import dense_net
 import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.gluon import nn
+
+pytestmark = pytest.mark.usefixtures("no_imagenet")
+
+
+def network_of(*options, reader=read):
+    recipe = reader(["--dataset", "digits", "--model", "cifar_resnet8_v1", *options])
+    net = building.build_network(recipe, 5, 32, [mx.cpu()])
+    net(nd.zeros((1, 3, 32, 32)))
+    return net
+
+
+def named(net):
+    return {name[len(net.prefix) :]: param for name, param in net.collect_params().items()}
+
+
+def test_features_are_copied_and_the_head_is_new(monkeypatch, caplog):
+    """Both networks have five classes, so the shapes do not show which layers are the head."""
+    source = build("cifar_resnet8_v1", 5)
+    source.initialize(mx.init.Xavier())
+    source(nd.zeros((1, 3, 32, 32)))
+    monkeypatch.setattr(building, "digits_network", lambda *_: source)
+
+    def copied(*options):
+        own = named(network_of(*options, reader=read_fine_tuning))
+        return {
+            name: np.array_equal(own[name].data().asnumpy(), its.data().asnumpy())
+            for name, its in named(source).items()
+            if name.endswith("weight")
+        }
+
+    equal = copied()
+    assert "training on the digits 0 to 4 first,\nfor 8 epochs" in caplog.text
+    assert equal.pop("dense0_weight") is False
+    assert all(equal.values()) and len(equal) > 5
+    assert not any(copied("--from-scratch").values())
+
+
+def test_options_of_parameters():
+    plain = named(network_of())
+    assert {param.wd_mult for param in plain.values()} == {1.0}
+    changed = named(
+        network_of(*"--no-wd --last-gamma --head-lr-mult 5 --freeze-statistics".split())
+    )
+    assert {name for name, param in changed.items() if param.wd_mult == 0} == {
+        name for name in changed if name.endswith(("bias", "gamma", "beta"))
+    }
+    heads = {name for name, param in changed.items() if param.lr_mult == 5}
+    assert heads == {"dense0_weight", "dense0_bias"}
+    zero = [name for name, p in changed.items() if "gamma" in name and not p.data().asnumpy().any()]
+    assert len(zero) == 3  # of the last BatchNorm of each residual block
+    frozen = named(network_of("--freeze-features"))
+    trained = {name for name, param in frozen.items() if param.grad_req != "null"}
+    assert trained == {"dense0_weight", "dense0_bias"}
+
+
+@pytest.mark.parametrize("mode, active", [("hybrid", True), ("imperative", False)])
+def test_modes(mode, active):
+    net = network_of("--mode", mode, "--dtype", "mixed_float16")
+    assert (("static_alloc", True) in net._flags) is active
 
 
 def test_each_optimizer_gets_its_own_options():
