@@ -109,7 +109,7 @@ def _fit(net: HybridBlock, row: Row, train: Images, val: Images, fold: Fold) -> 
     training = row.training
     batches = TrainingBatches(train, training.batch_size, fold.seed, num_workers=0)
     engine = GluonEngine(
-        net, build_trainer(_recipe(row), net, training.lr), Objective(CLASSES), [mx.cpu()]
+        net, build_trainer(_recipe(row), net, training.lr), [mx.cpu()], Objective(CLASSES)
     )
     shape = (training.num_epochs, len(batches), "cosine")
     schedule = Schedule(training.lr, *shape, warmup_epochs=0.5)

@@ -93,7 +93,7 @@ def split_at_dashes(arguments: Sequence[str]) -> Tuple[List[str], Tuple[str, ...
     return arguments[:end], tuple(arguments[end + 1 :])
 
 
-def tqdm() -> type:
+def tqdm() -> Any:
     """Return the class of a progress bar."""
     with from_extra("data", "tqdm is not installed"):
         from tqdm import tqdm as bar

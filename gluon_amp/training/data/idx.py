@@ -8,7 +8,7 @@ import gzip
 import struct
 import zlib
 from pathlib import Path
-from typing import IO, Tuple
+from typing import IO, Any, Tuple
 
 import numpy as np
 
@@ -25,7 +25,8 @@ def read_idx(path: Path, item: Tuple[int, ...]) -> np.ndarray:
         with open_file(path) as file:
             compressed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
             file.seek(0)
-            return _read(gzip.open(file) if compressed else file, path, item)
+            values: Any = gzip.GzipFile(fileobj=file) if compressed else file
+            return _read(values, path, item)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise _malformed(path, "its compressed data are damaged or cut short") from None
     except OSError as error:
@@ -41,8 +42,8 @@ def _read(file: IO[bytes], path: Path, item: Tuple[int, ...]) -> np.ndarray:
     zeros, dtype, rank, *sizes = header.unpack(start)
     items, shape = sizes[0], tuple(sizes[1:])
     if zeros or dtype != UNSIGNED_BYTE or rank != dimensions:
-        expected = struct.pack(">HBB", 0, UNSIGNED_BYTE, dimensions)
-        raise _malformed(path, f"it begins with {start[:4].hex()}, expected {expected.hex()}")
+        magic = struct.pack(">HBB", 0, UNSIGNED_BYTE, dimensions)
+        raise _malformed(path, f"it begins with {start[:4].hex()}, expected {magic.hex()}")
     if shape != item:
         sides = "×".join(map(str, item))
         raise _malformed(path, f"its items have {'×'.join(map(str, shape))} values, not {sides}")

@@ -107,7 +107,7 @@ def digits_network(model: str, seed: int, image_size: int) -> HybridBlock:
     schedule = Schedule(0.1, FEATURE_EPOCHS, len(batches), "cosine", warmup_epochs=1)
     settings = {"learning_rate": 0.1, "momentum": 0.9, "wd": 5e-4}
     trainer = Trainer(net.collect_params(), "sgd", settings)
-    engine = GluonEngine(net, trainer, Objective(source.classes), [mx.cpu()])
+    engine = GluonEngine(net, trainer, [mx.cpu()], Objective(source.classes))
     loop = Loop(engine, schedule, log_interval=0)
     with log.silence():
         for epoch in range(FEATURE_EPOCHS):
@@ -178,4 +178,4 @@ def build_engine(
     # of them has then: the one with MXNet's lowest rank, which is another one in every run.
     trainer.ready()
     options = {"clip": recipe.clip_grad, "accumulates": recipe.accumulate > 1}
-    return GluonEngine(net, trainer, objective, devices, workers.count, **options)
+    return GluonEngine(net, trainer, devices, objective, workers.count, **options)

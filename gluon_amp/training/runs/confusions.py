@@ -1,13 +1,15 @@
 """Which classes a trained network confuses."""
 
-from typing import Iterable, List, NamedTuple, Sequence, Tuple
+from dataclasses import dataclass
+from typing import Iterable, List, Sequence, Tuple
 
 import numpy as np
 
 from gluon_amp.training.runs.engines.base import Engine
 
 
-class Confusion(NamedTuple):
+@dataclass(frozen=True)
+class Confusion:
     """How many of a class's images were classified as another class."""
 
     count: int

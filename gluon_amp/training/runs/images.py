@@ -1,6 +1,7 @@
 """One training run on images: a recipe in, a summary out."""
 
 import time
+from dataclasses import asdict
 from functools import partial
 from types import SimpleNamespace
 from typing import Dict, List, Tuple
@@ -216,7 +217,7 @@ class ImageReporter(Reporter):
         trained = history.trained
         seconds = sum(result.seconds for result in trained)
         waited = sum(result.waited for result in trained)
-        confusions = [confusion._asdict() for confusion in self.confusions()]
+        confusions = [asdict(confusion) for confusion in self.confusions()]
         return SimpleNamespace(
             **self.results(last),
             mode=self.recipe.mode,

@@ -51,23 +51,22 @@ class Keeper:
         return self.loop.workers
 
     @property
-    def writes(self) -> bool:
-        """Whether this worker saves anything."""
-        return self.checkpoints is not None and self.workers.first
+    def own(self) -> Optional[Checkpoints]:
+        """The checkpoints that this worker writes; None if it writes none."""
+        return self.checkpoints if self.workers.first else None
 
     def resume(self, name: str) -> Tuple[Optional[Saved], Counts]:
         """Restore and return the checkpoint that ``--resume`` names, if any, and its counts."""
         saved = self._find(name) if self.workers.first else None
         with self._shared(saved) as saved:
-            if saved is None:
-                folder = self.checkpoints.folder
-                log.logger.info("No checkpoint in %s yet: training from the start.\n", folder)
-                return None, Counts()
-            return saved, self.begin(saved)
+            return saved, self.begin(saved) if saved else Counts()
 
     def _find(self, name: str) -> Optional[Saved]:
-        if name == "auto":
-            return self.checkpoints.newest()
+        if name == "auto" and self.checkpoints is not None:
+            newest, folder = self.checkpoints.newest(), self.checkpoints.folder
+            if newest is None:
+                log.logger.info("No checkpoint in %s yet: training from the start.\n", folder)
+            return newest
         saved = Saved.read(Path(name))
         if self.checkpoints is not None:
             self.checkpoints.check_last(saved)
@@ -205,7 +204,7 @@ def write_statistics(parameters: Sequence[gluon.Parameter], text: str) -> None:
     try:
         values = np.frombuffer(base64.b64decode(text, validate=True), np.float32)
     except ValueError:
-        values = np.empty(0)
+        values = np.empty(0, np.float32)
     if values.size != sum(array.size for array in arrays):
         raise UsageError("the checkpoint's statistics of this worker are not those of its network.")
     for array in arrays:

@@ -48,7 +48,7 @@ class _HelpFormatter(HelpFormatter):
             return action.help
         values = default if isinstance(default, tuple) else (default,)
         shown = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in values)
-        return f"{action.help.partition(' (default: ')[0]} (default: {shown})"
+        return f"{(action.help or '').partition(' (default: ')[0]} (default: {shown})"
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         """Show the metavar once, after the last alias."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, ClassVar, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from gluon_amp.base import hardware
 from gluon_amp.base.messages import scale_text
@@ -44,13 +44,13 @@ def arithmetic(policy: Policy, emulated: bool) -> str:
 
 def table(rows: Iterable[Tuple[str, object]]) -> str:
     """Return names and texts in two columns, `WIDTH` characters wide."""
-    rows = [(name, str(text)) for name, text in rows]
-    indent = max(len(name) for name, _ in rows) + 2
+    texts = [(name, str(text)) for name, text in rows]
+    indent = max(len(name) for name, _ in texts) + 2
     return "\n".join(
         textwrap.fill(
             text, WIDTH, initial_indent=name.ljust(indent), subsequent_indent=" " * indent
         )
-        for name, text in rows
+        for name, text in texts
     )
 
 
@@ -59,7 +59,8 @@ class Reporter:
     """Tells of a training; images and text differ in what raises `NotImplementedError` here."""
 
     recommends = False  # a faster dtype, if there is one
-    columns = log.COLUMNS  # what a terminal shows of each epoch; `cells` returns their values
+    # what a terminal shows of each epoch; `cells` returns their values
+    columns: ClassVar[Tuple[log.Column, ...]] = log.COLUMNS
 
     training: Training
     data: Any  # Source, or TextSize

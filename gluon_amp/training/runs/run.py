@@ -13,8 +13,8 @@ def run(training: Training, reporter: Reporter) -> SimpleNamespace:
     """Train, validate, log, and write the outputs."""
     recipe, keeper = training.recipe, training.keeper
     alone: contextlib.AbstractContextManager = contextlib.nullcontext()
-    if keeper.writes and not recipe.eval_only:
-        alone = keeper.checkpoints.locked()
+    if keeper.own and not recipe.eval_only:
+        alone = keeper.own.locked()
     quiet = not training.loop.workers.first
     with log.to_stdout(recipe.logging_file, quiet), keeper.interruption.noticing(), alone:
         with keeper.naming_last_good():

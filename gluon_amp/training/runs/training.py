@@ -1,17 +1,16 @@
 """Trains from where a run begins to its last epoch: the same for images and for text."""
 
 from dataclasses import dataclass, field
-from typing import Iterator, Optional, Tuple, Union
+from typing import Iterator, Optional, Tuple
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.trainer.ema import EMA
-from gluon_amp.training.data import TrainingBatches, ValidationBatches, describe_unreadable
-from gluon_amp.training.data.text import Chunks
+from gluon_amp.training.data import describe_unreadable
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs.checkpoints import Position
 from gluon_amp.training.runs.history import Counts, EpochResult, History, Validation
 from gluon_amp.training.runs.keeper import Keeper
-from gluon_amp.training.runs.loop import Loop
+from gluon_amp.training.runs.loop import Batches, Loop, ValBatches
 from gluon_amp.training.runs.options import Options
 from gluon_amp.training.workers.group import average_statistics
 
@@ -25,8 +24,8 @@ class Training:
     recipe: Options
     loop: Loop
     keeper: Keeper
-    batches: Union[TrainingBatches, Chunks]
-    val_batches: Union[ValidationBatches, Chunks]
+    batches: Batches
+    val_batches: ValBatches
     val_images: int
     keeps_best: bool = False  # besides the newest
     start: Optional[Position] = None  # where it begins, if not at a checkpoint
@@ -60,8 +59,8 @@ class Training:
         saved, counts = None, Counts()
         if recipe.resume is not None:
             saved, counts = keeper.resume(recipe.resume)
-        elif keeper.writes and not recipe.eval_only:
-            keeper.checkpoints.check_unused()
+        elif keeper.own and not recipe.eval_only:
+            keeper.own.check_unused()
         if saved is None:
             return Position(0, 0), counts
         if self.average and len(self.history.averaged) == len(self.history.validated):
@@ -84,7 +83,7 @@ class Training:
             self._remember(result, validation)
             yield epoch, result, validation
             saves = last or (epoch + 1) % recipe.save_frequency == 0
-            if saves and self.keeper.writes:
+            if saves and self.keeper.own:
                 engine.save_epoch(recipe.save_dir, recipe.model, epoch + 1)
             best = self.keeps_best and self.history.best_epoch == epoch
             self.keeper.after_epoch(epoch, saves, last, best)

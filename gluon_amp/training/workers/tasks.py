@@ -175,8 +175,9 @@ def free_port(ip: str) -> int:
 def tasks(options: argparse.Namespace) -> List[Task]:
     """Return the processes to start: the scheduler here, workers and servers round the hosts."""
     if options.launcher == "ssh":
-        machines: List[Optional[str]] = list(hosts(options.hostfile))
-        ip = options.host_ip or address(machines[0])
+        listed = hosts(options.hostfile)
+        ip = options.host_ip or address(listed[0])
+        machines: List[Optional[str]] = [*listed]
         common = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
     else:
         machines, ip = [None], LOCALHOST

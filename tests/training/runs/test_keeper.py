@@ -29,7 +29,7 @@ ABOUT = {"image_shape": (3, 8, 8), "class_names": [], "preprocessing": {}}
 
 
 def keeper_of(net, trainer, tmp_path, workers=None, identity=IDENTITY, **options):
-    engine = GluonEngine(net, trainer, Objective(2), [mx.cpu()])
+    engine = GluonEngine(net, trainer, [mx.cpu()], Objective(2))
     loop = Loop(engine, Schedule(0.1, 9, 3), workers or Workers())
     return Keeper(loop, identity, ABOUT, Checkpoints(tmp_path, 3), **options)
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.trainer import StepReport, Trainer
@@ -15,7 +15,7 @@ from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
 from mxnet.gluon.utils import split_and_load
 from mxnet.ndarray import NDArray
 
-Batch = Sequence[NDArray]
+Batch = Any  # images and labels, or a `Chunk` of a text
 
 
 @dataclass
@@ -24,6 +24,7 @@ class Engine:
 
     net: Block
     trainer: Trainer
+    devices: Sequence[mx.Context]
 
     def __post_init__(self) -> None:
         self.trained = [p for p in self.net.collect_params().values() if p.grad_req != "null"]

@@ -53,14 +53,13 @@ class ModuleEngine(Engine):
         workers: int = 1,
         **options: Any,
     ):
-        self.devices = devices
         self.objective = objective
         self.workers = workers
         logits = net(mx.sym.var("data"))
         # smooth_alpha is divided among the other classes, the share of label smoothing among all
         alpha = objective.smoothing * (1 - 1 / objective.classes)
         symbol = mx.sym.SoftmaxOutput(logits, name="softmax", smooth_alpha=alpha)
-        self.module = Module(symbol, context=list(devices), **options)
+        self.module: Any = Module(symbol, context=list(devices), **options)
         self.module.bind([("data", (batch_size, *image_shape))], [("softmax_label", (batch_size,))])
         params = net.collect_params()
         values = {name: param.data(param.list_ctx()[0]) for name, param in params.items()}
@@ -70,7 +69,7 @@ class ModuleEngine(Engine):
             aux_params={name: values[name] for name in states},
         )
         self.module.init_optimizer(kvstore, optimizer, settings)
-        super().__init__(_ModuleBlock(self.module), self.module.trainer)
+        super().__init__(_ModuleBlock(self.module), self.module.trainer, devices)
 
     def weight_dtypes(self) -> str:
         """Return the dtypes of the weights, as `observe` writes them."""

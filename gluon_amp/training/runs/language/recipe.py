@@ -13,7 +13,7 @@ from gluon_amp.training.runs.parser import TrainingParser
 OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 
 # What a run in float16 can lack, to show what it is for, and what is then pinned to float16
-CONTROLS: Dict[str, Dict[str, Sequence[str]]] = {
+CONTROLS: Dict[str, Dict[str, Any]] = {
     "masters": {},
     "wide-attention": {"ops": ("batch_dot", "softmax")},
     "wide-norms": {"blocks": (r".*norm\d*",)},
