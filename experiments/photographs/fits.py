@@ -21,7 +21,7 @@ from gluon_amp.training.runs.building import build_network, build_trainer
 from gluon_amp.training.runs.engines.gluon import GluonEngine
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.objective import Objective
-from gluon_amp.training.runs.recipe import Recipe, recipe_of
+from gluon_amp.training.runs.recipe import Recipe, read
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.runs.seeds import set_seed
 
@@ -128,15 +128,12 @@ def _fit(net: HybridBlock, row: Row, train: Images, val: Images, fold: Fold) -> 
 
 
 def _recipe(row: Row) -> Recipe:
-    return recipe_of(
-        dataset="imagenet",  # without the defaults of another data set
-        model=efficientnet_lite.NAME,
-        dtype=row.dtype,
-        num_epochs=row.training.num_epochs,
-        use_pretrained=not row.training.from_scratch,
-        freeze_statistics=row.training.freeze_statistics,
-        optimizer=row.training.optimizer,
-    )
+    training = row.training
+    # of ImageNet: without the defaults of another data set
+    words = ["--dataset", "imagenet", "--model", efficientnet_lite.NAME, "--dtype", row.dtype]
+    words += ["--num-epochs", str(training.num_epochs), "--optimizer", training.optimizer]
+    words += [] if training.from_scratch else ["--use-pretrained"]
+    return read(words + ["--freeze-statistics"] * training.freeze_statistics)
 
 
 def _images(photographs: Photographs, fold: Fold) -> Tuple[Images, Images]:

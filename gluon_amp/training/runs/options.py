@@ -166,6 +166,11 @@ def add_trials(parser: TrainingParser) -> Add:
     return add
 
 
+def flag_of(name: str) -> str:
+    """Return the flag of an option: --batch-size for batch_size."""
+    return f"--{name.replace('_', '-')}"
+
+
 def check_devices(recipe: Options) -> None:
     """Raise `UsageError` if options of devices contradict each other."""
     if recipe.gpus and recipe.num_gpus is not None and recipe.num_gpus != len(recipe.gpus):

@@ -16,7 +16,14 @@ from gluon_amp.training.runs.defaults import (
     input_side,
 )
 from gluon_amp.training.runs.image_options import CALTECH, add_image_options
-from gluon_amp.training.runs.options import GROUPS, LOGS, Options, check_devices, check_resume
+from gluon_amp.training.runs.options import (
+    GROUPS,
+    LOGS,
+    Options,
+    check_devices,
+    check_resume,
+    flag_of,
+)
 from gluon_amp.training.runs.parser import TrainingParser
 
 LARGEST_RESIZED = 16_384  # pixels of the shorter side before the crop: 0.8 GB in memory
@@ -44,7 +51,7 @@ def _parser(defaults: Dict[str, Any], **about: Optional[str]) -> TrainingParser:
 def train_parser(prog: Optional[str] = None) -> TrainingParser:
     """Return the parser of `gluon-amp train`."""
     digits = "; ".join(
-        f"--{name.replace('_', '-')} {value}"
+        f"{flag_of(name)} {value}"
         for name, value in DATA_DEFAULTS["digits"].items()
         if name not in OTHER_DEFAULTS
     )
@@ -158,18 +165,6 @@ def read(
 read_fine_tuning = functools.partial(read, parser=fine_tuning_parser)
 
 
-@functools.lru_cache(maxsize=None)
-def _defaults() -> Dict[str, Any]:
-    return train_parser().parse_explicit([])[0]
-
-
-def recipe_of(**options: Any) -> Recipe:
-    """Return the recipe of `gluon-amp train` with these options, by names as ``batch_size``."""
-    for name in options.keys() - _defaults().keys():
-        raise TypeError(f"a recipe has no option {name!r}")
-    return Recipe(options, _defaults())
-
-
 PACKED = ("use_rec", "rec_train", "rec_train_idx", "rec_val", "rec_val_idx")
 
 
@@ -209,10 +204,6 @@ ALTERNATIVES = (
 WITHOUT_MODULE = "export freeze_features mixup clip_grad ema_decay accumulate resume_params".split()
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def _check(recipe: Recipe) -> None:
     """Raise `UsageError` if two options contradict each other."""
     options, size = recipe.chosen, recipe.input_size
@@ -220,7 +211,7 @@ def _check(recipe: Recipe) -> None:
         for other in others:
             if one in options and other in options:
                 raise UsageError(
-                    f"{_flag(one)} and {_flag(other)} both choose {choice}: give one of them."
+                    f"{flag_of(one)} and {flag_of(other)} both choose {choice}: give one of them."
                 )
     check_devices(recipe)
     if "data_dir" in options and not recipe.data_dir.expanduser().exists():
@@ -247,7 +238,7 @@ def _check(recipe: Recipe) -> None:
     for name in WITHOUT_MODULE:
         wanted = recipe.accumulate > 1 if name == "accumulate" else getattr(recipe, name)
         if recipe.mode == "module" and wanted:
-            raise UsageError(f"--mode module has no {_flag(name)}: use --mode hybrid.")
+            raise UsageError(f"--mode module has no {flag_of(name)}: use --mode hybrid.")
 
 
 def _check_resume(recipe: Recipe) -> None:

@@ -12,7 +12,7 @@ from gluon_amp.training.runs.building import build_engine, build_trainer, loss_s
 from gluon_amp.training.runs.history import Counts
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.objective import Objective
-from gluon_amp.training.runs.recipe import read, read_fine_tuning, recipe_of
+from gluon_amp.training.runs.recipe import read, read_fine_tuning
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.workers.group import Workers
 from tests.training.runs.engines.small import dense_net
@@ -83,12 +83,12 @@ def test_modes(mode, active):
 
 def test_each_optimizer_gets_its_own_options():
     for optimizer in ("sgd", "nag", "adam", "adamw", "lars", "lamb"):
-        recipe = recipe_of(optimizer=optimizer, momentum=0.5, wd=0.25, loss_scale=128.0)
+        recipe = read([*"--momentum 0.5 --wd 0.25 --loss-scale 128 --optimizer".split(), optimizer])
         trainer = build_trainer(recipe, dense_net(), 0.125)
         assert (trainer.learning_rate, trainer.optimizer.wd) == (0.125, 0.25)
         assert getattr(trainer.optimizer, "momentum", 0.5) == 0.5
         assert trainer.loss_scale.scale == 128
-    options = [loss_scale_option(recipe_of(loss_scale=scale)) for scale in ("none", None)]
+    options = [loss_scale_option(read(words)) for words in (["--loss-scale", "none"], [])]
     assert options == [{"loss_scale": None}, {}]  # none, and the policy's own
 
 
@@ -118,7 +118,7 @@ def trained(mode, rank, disturbed=False):
     data = SimpleNamespace(classes=3, image_shape=(2, 4, 4))
     workers = Workers()
     workers.rank = rank
-    recipe = recipe_of(seed=7, mode=mode, dtype="float32", batch_size=4)
+    recipe = read(["--seed", "7", "--mode", mode, "--batch-size", "4"])
     engine = build_engine(recipe, net, data, [mx.cpu()], 0.1, workers)
     if mode == "hybrid":
         engine.objective = Scaled(3)
@@ -152,7 +152,7 @@ def test_the_first_step_leaves_each_device_its_own_statistics():
     devices = [mx.cpu(0), mx.cpu(1)]
     net.initialize(ctx=devices)
     data = SimpleNamespace(classes=3, image_shape=(2, 4, 4))
-    recipe = recipe_of(seed=7, dtype="float32", batch_size=2)
+    recipe = read(["--seed", "7", "--batch-size", "2"])
     engine = build_engine(recipe, net, data, devices, 0.1, Workers())
     images = nd.concat(nd.zeros((2, 2, 4, 4)), nd.ones((2, 2, 4, 4)), dim=0)
     engine.step([(images, nd.array([0, 1, 2, 0]))], epoch=0, number=0, counts=Counts())
