@@ -12,12 +12,11 @@ from gluon_amp.training.data import TrainingBatches, ValidationBatches
 from gluon_amp.training.networks.weights import load_matching
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs.building import build_engine, build_network
-from gluon_amp.training.runs.checkpoints import Checkpoints, Position
+from gluon_amp.training.runs.checkpoints import Position
 from gluon_amp.training.runs.confusions import Confusion, confusion_matrix, worst
 from gluon_amp.training.runs.devices import contexts
 from gluon_amp.training.runs.engines.module import ModuleEngine
 from gluon_amp.training.runs.history import History, Validation
-from gluon_amp.training.runs.keeper import Keeper
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.observe import observe
 from gluon_amp.training.runs.outputs import Output, check_outputs, draw_errors, export
@@ -82,25 +81,13 @@ def prepare(recipe: Recipe) -> Tuple[Training, "ImageReporter"]:
     paths = (recipe.log_json, recipe.tensorboard) if workers.first else ()
     limits = (recipe.accumulate, recipe.log_interval, recipe.max_batches)
     loop = Loop(engine, schedule, workers, log.Records(*paths), *limits, seed=recipe.seed)
-    identity = {
-        "model": recipe.model,
-        "data": data.name,
-        "classes": data.classes,
-        "train_images": data.train_images,
-        "dtype": recipe.policy,
-        "total_batch": total,
-        "seed": recipe.seed,
-        "workers": workers.count,
-    }
     about = {
         "image_shape": data.image_shape,
         "class_names": data.class_names,
         "preprocessing": dict(data.preprocessing),
     }
-    checkpoints = Checkpoints(recipe.save_dir, recipe.keep) if recipe.save_dir else None
-    keeper = Keeper(loop, identity, about, checkpoints, recipe.save_batches)
-    training = Training(recipe, loop, keeper, batches, val_batches, data.val_images, True)
-    return training, ImageReporter(training, data, observed, devices, total, started)
+    training = Training(recipe, data, loop, batches, val_batches, total, about, keeps_best=True)
+    return training, ImageReporter(training, observed, devices, total, started)
 
 
 def _begin_with_files(recipe: Recipe, training: Training) -> None:

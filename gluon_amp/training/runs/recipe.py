@@ -100,6 +100,8 @@ class Recipe(Options):
         """The name of the policy of the network."""
         return "mixed_float16" if self.amp else self.dtype
 
+    arithmetic = policy  # what runs that resume must agree in
+
     @property
     def network(self) -> str:
         """The zoo's name of the network."""

@@ -21,7 +21,6 @@ from gluon_amp.training.runs import log
 from gluon_amp.training.runs.building import optimizer_options
 from gluon_amp.training.runs.devices import is_emulated, other_recommended
 from gluon_amp.training.runs.history import EpochResult, Validation
-from gluon_amp.training.runs.options import Options
 from gluon_amp.training.runs.outputs import Output, save_parameters, saving, write_outputs
 from gluon_amp.training.runs.training import Training
 
@@ -63,14 +62,13 @@ class Reporter:
     columns: ClassVar[Tuple[log.Column, ...]] = log.COLUMNS
 
     training: Training
-    data: Any  # Source, or TextSize
     observed: Dict[str, str]  # the dtypes that the network really uses
     devices: Sequence[mx.Context]
-    total: int  # images in one update: of all devices, workers, and accumulated batches
+    total: int  # images, or streams of text, in one update
     started: float  # by `time.perf_counter`
 
     def __post_init__(self) -> None:
-        self.recipe: Options = self.training.recipe
+        self.recipe, self.data = self.training.recipe, self.training.data
         self.loop, self.engine = self.training.loop, self.training.loop.engine
         self.policy = Policy(self.recipe.policy)
         self.emulated = is_emulated(self.policy, self.devices)

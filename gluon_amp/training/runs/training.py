@@ -1,13 +1,13 @@
 """Trains from where a run begins to its last epoch: the same for images and for text."""
 
 from dataclasses import dataclass, field
-from typing import Iterator, Optional, Tuple
+from typing import Any, Dict, Iterator, Optional, Tuple
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.trainer.ema import EMA
 from gluon_amp.training.data import describe_unreadable
 from gluon_amp.training.runs import log
-from gluon_amp.training.runs.checkpoints import Position
+from gluon_amp.training.runs.checkpoints import Checkpoints, Position
 from gluon_amp.training.runs.history import Counts, EpochResult, History, Validation
 from gluon_amp.training.runs.keeper import Keeper
 from gluon_amp.training.runs.loop import Batches, Loop, ValBatches
@@ -22,18 +22,32 @@ class Training:
     """A run that is ready to start. `Reporter` tells of it."""
 
     recipe: Options
+    data: Any  # Source, or TextSize
     loop: Loop
-    keeper: Keeper
     batches: Batches
     val_batches: ValBatches
-    val_images: int
+    total_batch: Any  # what is in one update: of all devices, workers, and accumulated batches
+    about: Dict[str, Any]  # what whoever uses the network elsewhere has to know
     keeps_best: bool = False  # besides the newest
     start: Optional[Position] = None  # where it begins, if not at a checkpoint
     average: Optional[EMA] = field(default=None, init=False)
     averaged: Optional[Validation] = field(default=None, init=False)  # the last one of the average
 
     def __post_init__(self) -> None:
-        decay, engine = self.recipe.ema_decay, self.loop.engine
+        recipe, data, engine = self.recipe, self.data, self.loop.engine
+        identity = {
+            "model": recipe.model,
+            "data": data.name,
+            "classes": data.classes,
+            "train_images": data.train_images,
+            "dtype": recipe.arithmetic,
+            "total_batch": self.total_batch,
+            "seed": recipe.seed,
+            "workers": self.loop.workers.count,
+        }
+        kept = Checkpoints(recipe.save_dir, recipe.keep) if recipe.save_dir else None
+        self.keeper = Keeper(self.loop, identity, self.about, kept, recipe.save_batches)
+        decay = recipe.ema_decay
         if decay is not None:
             try:
                 self.average = EMA(engine.net, engine.trainer, decay)
@@ -110,7 +124,7 @@ class Training:
 
     def validate(self, epoch: int) -> Validation:
         """Validate the network as it is in this epoch, and beside it the average."""
-        arguments = (self.val_batches, self.val_images, epoch)
+        arguments = (self.val_batches, self.data.val_images, epoch)
         result = self.loop.validate(*arguments)
         if self.average:
             with self.average.applied():

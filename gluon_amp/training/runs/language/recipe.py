@@ -33,7 +33,7 @@ class LanguageRecipe(options.Options):
         return self.dtype
 
     @property
-    def dtype_in_words(self) -> str:
+    def arithmetic(self) -> str:
         """The dtype, and what the run lacks."""
         return f"{self.dtype} --without {self.without}" if self.without else self.dtype
 

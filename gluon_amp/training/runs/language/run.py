@@ -13,11 +13,9 @@ from gluon_amp.training.data.text import CLASSES, Chunks, open_text
 from gluon_amp.training.networks.language_model import RECURRENT, LanguageModel
 from gluon_amp.training.runs import log, report
 from gluon_amp.training.runs.building import build_trainer
-from gluon_amp.training.runs.checkpoints import Checkpoints
 from gluon_amp.training.runs.devices import contexts
 from gluon_amp.training.runs.engines.language import LanguageEngine
 from gluon_amp.training.runs.history import EpochResult, Validation
-from gluon_amp.training.runs.keeper import Keeper
 from gluon_amp.training.runs.language.recipe import LanguageRecipe
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.observe import check_compute_dtype, join_dtypes
@@ -93,21 +91,10 @@ def prepare(recipe: LanguageRecipe) -> Tuple[Training, "LanguageReporter"]:
         input_bound="",
         seed=recipe.seed,
     )
-    identity = {
-        "model": recipe.model,
-        "data": text.name,
-        "classes": CLASSES,
-        "train_images": len(text.train),
-        "dtype": recipe.dtype_in_words,
-        "total_batch": f"{streams} × {recipe.bptt}",
-        "seed": recipe.seed,
-        "workers": 1,
-    }
-    checkpoints = Checkpoints(recipe.save_dir, recipe.keep) if recipe.save_dir else None
-    keeper = Keeper(loop, identity, recipe.sizes, checkpoints, recipe.save_batches)
-    training = Training(recipe, loop, keeper, batches, val_batches, val_batches.images)
     size = TextSize(text.name, CLASSES, len(text.train), val_batches.images)
-    return training, LanguageReporter(training, size, observed, devices, streams, started)
+    total = f"{streams} × {recipe.bptt}"
+    training = Training(recipe, size, loop, batches, val_batches, total, recipe.sizes)
+    return training, LanguageReporter(training, observed, devices, streams, started)
 
 
 def build_network(recipe: LanguageRecipe, devices: Sequence[mx.Context]) -> LanguageModel:
@@ -171,7 +158,7 @@ class LanguageReporter(report.Reporter):
             ("batch", f"{streams}, {recipe.bptt} characters each"),
             ("model", f"{recipe.model}, {data.classes} classes"),
             ("data", f"{data.name}: {characters}"),
-            ("requested", f"{recipe.dtype_in_words}, {how}"),
+            ("requested", f"{recipe.arithmetic}, {how}"),
             ("observed", _in_words(self.observed)),
             ("lr", f"{schedule.rate:g}, {schedule}"),
             ("optimizer", ", ".join(filter(None, optimizer))),
