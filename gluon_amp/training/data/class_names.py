@@ -9,11 +9,10 @@ from gluon_amp.training.data.source import DataError, read_file
 CLASSES_FILE = "classes.json"
 
 
-def write_classes(folder: Path, names: Sequence[str]) -> Path:
+def write_classes(folder: Path, names: Sequence[str]) -> None:
     """Write ``folder/classes.json``: a list of names, by label."""
-    path = folder / CLASSES_FILE
-    path.write_text(json.dumps(list(names), ensure_ascii=False, indent=0) + "\n", encoding="utf-8")
-    return path
+    text = json.dumps(list(names), ensure_ascii=False, indent=0) + "\n"
+    (folder / CLASSES_FILE).write_text(text, encoding="utf-8")
 
 
 def read_classes(folder: Path) -> Tuple[str, ...]:
@@ -25,12 +24,8 @@ def read_classes(folder: Path) -> Tuple[str, ...]:
         names = json.loads(read_file(path))
     except (ValueError, OSError, RecursionError):
         names = None
-    if (
-        not isinstance(names, list)
-        or not names
-        or not all(isinstance(name, str) for name in names)
-        or len(set(names)) != len(names)
-    ):
+    texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not names or not texts or len(set(names)) != len(names):
         raise DataError(f"{path} is not a list of different class names: pack the data again.")
     return tuple(names)
 

@@ -65,16 +65,9 @@ def prepare(recipe: Recipe) -> Tuple[Training, "ImageReporter"]:
     batches = TrainingBatches(data.train, batch, recipe.seed, *share)
     val_batches = ValidationBatches(data.val, batch, *share)
     total = batch * workers.count * recipe.accumulate
-    schedule = Schedule(
-        recipe.learning_rate(total),
-        recipe.num_epochs,
-        len(batches),
-        recipe.lr_mode,
-        recipe.warmup_epochs,
-        recipe.lr_decay,
-        recipe.lr_decay_epoch,
-        recipe.warmup_lr,
-    )
+    falls = (recipe.lr_mode, recipe.warmup_epochs, recipe.lr_decay, recipe.lr_decay_epoch)
+    shape = (recipe.num_epochs, len(batches), *falls, recipe.warmup_lr)
+    schedule = Schedule(recipe.learning_rate(total), *shape)
     engine = build_engine(recipe, net, data, devices, schedule.rate, workers)
     if isinstance(engine, ModuleEngine):
         observed = {**observed, "conv_weight": engine.weight_dtypes()}

@@ -14,11 +14,9 @@ from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.optimizer.arrays import all_finite
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs.checkpoints import Checkpoints, Position, Saved
-from gluon_amp.training.runs.engines.base import Engine
 from gluon_amp.training.runs.history import Counts, History
 from gluon_amp.training.runs.interruption import Interruption, RunInterruptedError
 from gluon_amp.training.runs.loop import DivergedError, Loop
-from gluon_amp.training.workers.group import Workers
 
 from mxnet import gluon, nd
 
@@ -38,17 +36,8 @@ class Keeper:
     history: History = field(default_factory=History)  # results of the epochs so far
 
     def __post_init__(self) -> None:
+        self.engine, self.workers = self.loop.engine, self.loop.workers
         self.interruption = Interruption(quiet=not self.workers.first)
-
-    @property
-    def engine(self) -> Engine:
-        """What is saved."""
-        return self.loop.engine
-
-    @property
-    def workers(self) -> Workers:
-        """Those that save and end together."""
-        return self.loop.workers
 
     @property
     def own(self) -> Optional[Checkpoints]:
@@ -150,24 +139,15 @@ class Keeper:
         if not self.workers.first:
             return
         self._check_finite(counts)
-        net, trainer = self.engine.net, self.engine.trainer
+        net, trainer, state = self.engine.net, self.engine.trainer, self.engine.state()
         self.history.steps, self.history.skipped = self.loop.steps, self.loop.skipped
-        progress = {
-            "history": self.history.state(),
-            **self._state(position),
-            "about": self.about,
-            "rate": trainer.learning_rate,
-            "workers": states,
-        }
+        progress: Dict[str, Any] = {"history": self.history.state()}
+        if state is not None:
+            progress["state"] = state if position.samples else []  # an epoch begins with zeros
+        progress.update(about=self.about, rate=trainer.learning_rate, workers=states)
         path = self.checkpoints.save(net, trainer, position, self.identity, progress, best)
         if not best:
             log.logger.info("Saved %s", path)
-
-    def _state(self, position: Position) -> Dict[str, Any]:
-        state = self.engine.state()
-        if state is None:
-            return {}
-        return {"state": state if position.samples else []}  # an epoch begins with zeros
 
     def _states_of_workers(self, counts: Counts) -> List[Dict[str, Any]]:
         """Return the counts and statistics of each worker, in which they differ."""

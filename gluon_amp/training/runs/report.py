@@ -100,7 +100,7 @@ class Reporter:
             log.logger.info("%s\n", self.recipe.notice)
 
     def begin(self) -> None:
-        """Log the plan, and what is unusual about it."""
+        """Log the plan, what is unusual about it, and the line above those of the epochs."""
         log.logger.info("%s\n", table(self.plan()))
         busy = about_load(hardware.load_average(), hardware.count_all_cores())
         if busy:
@@ -110,10 +110,8 @@ class Reporter:
             log.logger.info("%s\n", recommended)
         if not (self.recipe.save_dir or self.recipe.eval_only):
             log.logger.info("%s\n", NOT_KEPT)
-
-    def head(self) -> None:
-        """Show the line above those of the epochs."""
-        log.for_terminal(log.epoch_head(self._shown))
+        if not self.recipe.eval_only:
+            log.for_terminal(log.epoch_head(self._shown))
 
     def epoch(self, epoch: int, result: EpochResult, validation: Optional[Validation]) -> None:
         """Show the line of an epoch."""

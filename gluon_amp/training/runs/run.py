@@ -32,7 +32,6 @@ def _train(training: Training, reporter: Reporter) -> Validation:
     if training.recipe.eval_only:
         finished = position.epoch if position.samples else max(position.epoch - 1, 0)
         return training.validate(finished)
-    reporter.head()
     for epoch, result, validation in training.epochs(position, counts):
         reporter.epoch(epoch, result, validation)
     validated = training.history.validated
