@@ -5,17 +5,8 @@ from typing import Optional, Sequence
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.handover.to_onnx.export import export_onnx
-from gluon_amp.training.command_line import (
-    COUNT,
-    OUTPUT,
-    SWITCH,
-    Parser,
-    output_file,
-    path,
-    positive_int,
-    several,
-    status_of,
-)
+from gluon_amp.training import command_line as read
+from gluon_amp.training.command_line import Parser, status_of
 from gluon_amp.training.runs.exporting import of_checkpoint, of_symbol
 
 BATCH = 4
@@ -30,16 +21,19 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp expor
     )
     add = parser.add
     saved = "checkpoint of a training, a --save-dir (its best one), or a -symbol.json of MXNet"
-    add("network", saved, type=path)
-    add("--output", "default: its name with .onnx", type=output_file, metavar="FILE")
+    add("network", saved, type=read.path)
+    add("--output", "default: its name with .onnx", type=read.output_file, metavar="FILE")
     half = "'float16' writes weights in float16, with norms, softmax and sums in float32"
     add("--policy", half, metavar="P")
-    add("--average", "the averaged weights of --ema-decay", SWITCH)
-    add("--batch-size", "to compare with", COUNT, default=BATCH)
-    add("--fixed-batch", "a file for that batch size alone", SWITCH)
-    add("--input-size", "pixels, if a checkpoint says nothing", COUNT)
-    add("--params", "of a -symbol.json", OUTPUT)
-    sizes = {"type": several(positive_int, "sizes such as 1,3,224,224"), "metavar": "SIZES"}
+    add("--average", "the averaged weights of --ema-decay", read.SWITCH)
+    add("--batch-size", "to compare with", read.COUNT, default=BATCH)
+    add("--fixed-batch", "a file for that batch size alone", read.SWITCH)
+    add("--input-size", "pixels, if a checkpoint says nothing", read.COUNT)
+    add("--params", "of a -symbol.json", read.OUTPUT)
+    sizes = {
+        "type": read.several(read.positive_int, "sizes such as 1,3,224,224"),
+        "metavar": "SIZES",
+    }
     of_input = "of an input of a -symbol.json; once for each"
     add("--shape", of_input, sizes, action="append", default=[])
     options = parser.parse_args(arguments)

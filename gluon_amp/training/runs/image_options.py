@@ -10,8 +10,7 @@ from gluon_amp.training import command_line as read
 from gluon_amp.training.command_line import COUNT, FOLDER, INPUT, NUMBER, OUTPUT, SWITCH
 from gluon_amp.training.data import SMALL
 from gluon_amp.training.runs import options
-from gluon_amp.training.runs.options import DECAY, EPOCHS, LOGS, MOMENTUM, NORM
-from gluon_amp.training.runs.parser import TrainingParser
+from gluon_amp.training.runs.options import DECAY, EPOCHS, LOGS, MOMENTUM, NORM, TrainingParser
 from gluon_amp.training.workers.group import KV_STORES
 
 MODES = ("hybrid", "imperative", "module")

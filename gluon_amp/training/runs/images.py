@@ -1,10 +1,12 @@
 """One training run on images: a recipe in, a summary out."""
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import Dict, List, Tuple
+from typing import Dict, Iterable, List, Sequence, Tuple
+
+import numpy as np
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.policy import Policy
@@ -13,8 +15,8 @@ from gluon_amp.training.networks.weights import load_matching
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs.building import build_engine, build_network
 from gluon_amp.training.runs.checkpoints import Position
-from gluon_amp.training.runs.confusions import Confusion, confusion_matrix, worst
 from gluon_amp.training.runs.devices import contexts
+from gluon_amp.training.runs.engines.base import Engine
 from gluon_amp.training.runs.engines.module import ModuleEngine
 from gluon_amp.training.runs.history import History, Validation
 from gluon_amp.training.runs.loop import Loop
@@ -116,6 +118,42 @@ def _load_gluoncv_files(recipe: Recipe, training: Training) -> None:
 def _in_words(observed: Dict[str, str]) -> str:
     """Return observed dtypes in words, in the order of `OBSERVED_NAMES`."""
     return ", ".join(f"{name} {observed[key]}" for key, name in OBSERVED_NAMES.items())
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """How many of a class's images were classified as another class."""
+
+    count: int
+    images: int
+    true: str
+    taken_for: str
+
+    def __str__(self) -> str:
+        return f"{self.count} of {self.images} images of {self.true} taken for {self.taken_for}"
+
+
+def confusion_matrix(engine: Engine, batches: Iterable, classes: int) -> np.ndarray:
+    """Return how many images of each class (row) were classified as each class (column), int64."""
+    matrix = np.zeros((classes, classes), np.int64)
+    for batch in batches:
+        for labels, outputs in engine.predict(batch):
+            predicted = outputs.argmax(axis=1).asnumpy().astype(np.int64)
+            np.add.at(matrix, (labels.asnumpy().astype(np.int64), predicted), 1)
+    return matrix
+
+
+def worst(matrix: np.ndarray, names: Sequence[str], number: int) -> List[Confusion]:
+    """Return the pairs of classes that are confused most often, at most `number`."""
+    wrong = matrix - np.diag(np.diag(matrix))
+    order = np.argsort(-wrong, axis=None, kind="stable")[:number]
+    pairs: List[Tuple[int, int]] = [divmod(int(index), len(matrix)) for index in order]
+    names = list(names) or [f"class {label}" for label in range(len(matrix))]
+    return [
+        Confusion(int(wrong[i, j]), int(matrix[i].sum()), names[i], names[j])
+        for i, j in pairs
+        if wrong[i, j]
+    ]
 
 
 class ImageReporter(Reporter):

@@ -1,16 +1,18 @@
-"""Options that image and language runs share; `add_...` return what adds more to the same group."""
+"""The parser of training runs, and the options that those on images and on text share.
+
+`add_...` return what adds more to the same group.
+"""
 
 import argparse
 import math
 from collections import ChainMap
-from typing import Any, Dict, Union
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.base.startup import waiting
 from gluon_amp.policy import PRESETS, Policy, near_preset
 from gluon_amp.training import command_line as read
-from gluon_amp.training.command_line import COUNT, FOLDER, NUMBER, OUTPUT, SWITCH, Add
-from gluon_amp.training.runs.parser import TrainingParser
+from gluon_amp.training.command_line import Add, HelpFormatter, Parser, adding_to
 
 # The groups of the help, in its order.
 LOGS = "logs and measurements"
@@ -21,6 +23,73 @@ EPOCHS = {"type": read.whole(1, 10**6), "metavar": "N"}
 MOMENTUM = {"type": read.share, "metavar": "M"}
 DECAY = {"type": read.non_negative, "metavar": "WD"}
 AVERAGE = {"type": read.real(0, 1, above=True, below=True), "metavar": "D"}
+
+
+class TrainingParser(Parser):
+    """A parser for many options, in groups with these titles; its help shows all defaults."""
+
+    def __init__(
+        self, groups: Sequence[str] = (), examples: Optional[Dict[str, str]] = None, **options: Any
+    ):
+        """`examples` has a line of options for each group, which its help shows."""
+        super().__init__(usage="%(prog)s [OPTION ...]", formatter_class=_HelpFormatter, **options)
+        lines = {title: f"%(prog)s {words}" for title, words in (examples or {}).items()}
+        self._titled = {t: self.add_argument_group(t, lines.get(t)) for t in groups}
+
+    def group(self, title: str) -> Add:
+        """Return the function that adds an option to the group of this title."""
+        return adding_to(self._titled[title])
+
+    def refuse(self, flag: str, replacement: str) -> None:
+        """Name the replacement if `flag`, an option of other scripts, is on the command line."""
+        self.add_argument(flag, action=_Refused, dest=argparse.SUPPRESS, replacement=replacement)
+
+    def parse_explicit(
+        self, arguments: Optional[Sequence[str]] = None
+    ) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+        """Return the defaults of all options, and the values that are on the command line."""
+        options = vars(self.parse_args(arguments, _Explicit()))
+        return vars(self.parse_args([])), options
+
+
+class _Explicit(argparse.Namespace):
+    """Stays without defaults, as argparse sets one only if there is no attribute of that name."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+
+class _HelpFormatter(HelpFormatter):
+    def _get_help_string(self, action: argparse.Action) -> Optional[str]:
+        default = action.default
+        if default in (None, argparse.SUPPRESS) or isinstance(default, bool):
+            return action.help
+        values = default if isinstance(default, tuple) else (default,)
+        shown = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in values)
+        return f"{(action.help or '').partition(' (default: ')[0]} (default: {shown})"
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Show the metavar once, after the last alias."""
+        text = super()._format_action_invocation(action)
+        if action.option_strings and action.nargs != 0:
+            metavar = self._get_default_metavar_for_optional(action)
+            text = f"{', '.join(action.option_strings)} {self._format_args(action, metavar)}"
+        lines = self._split_lines(text, self._width - self._current_indent)
+        return f"\n{' ' * 2 * self._current_indent}".join(lines)
+
+
+class _Refused(argparse.Action):
+    """An option of another script that has a replacement here."""
+
+    def __init__(self, replacement: str, **options: Any):
+        super().__init__(nargs="*", help=argparse.SUPPRESS, **options)
+        self.replacement = replacement
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _space: Any, _values: Any, flag: Any = None
+    ):
+        parser.error(f"{flag} is not an option here: {self.replacement}.")
 
 
 class Options:
@@ -122,13 +191,13 @@ def add_devices(parser: TrainingParser) -> Add:
 
 def add_random_numbers(parser: TrainingParser) -> None:
     """Add what makes runs repeat."""
-    parser.group("schedule")("--seed", "seed of all random numbers", NUMBER, default=0)
+    parser.group("schedule")("--seed", "seed of all random numbers", read.NUMBER, default=0)
     add = parser.group("devices")
     repeats = (
         "use only algorithms that repeat bit for bit: on GPUs, and for sums over N > 2 workers, "
         "which then take (N + 1) // 2 times as many bytes (CPUs, and two workers, always repeat)"
     )
-    add("--deterministic", repeats, SWITCH)
+    add("--deterministic", repeats, read.SWITCH)
 
 
 def add_checkpoints(parser: TrainingParser, kept: str) -> Add:
@@ -138,9 +207,9 @@ def add_checkpoints(parser: TrainingParser, kept: str) -> Add:
         "save checkpoints and the trained float32 parameters here; without it, nothing of the "
         "network is saved"
     )
-    add("--save-dir --model-prefix", saved, FOLDER)
-    add("--save-batches", "also save a checkpoint every N batches", COUNT)
-    add("--keep", kept, COUNT, default=3)
+    add("--save-dir --model-prefix", saved, read.FOLDER)
+    add("--save-batches", "also save a checkpoint every N batches", read.COUNT)
+    add("--keep", kept, read.COUNT, default=3)
     resumed = "resume from this checkpoint, or from the newest in SAVE_DIR, if there is one"
     add("--resume", resumed, type=checkpoint, nargs="?", const="auto", metavar="auto|FILE")
     return add
@@ -150,19 +219,19 @@ def add_logs(parser: TrainingParser, interval: int) -> Add:
     """Add what is logged and written; `interval` is the default of ``--log-interval``."""
     add = parser.group(LOGS)
     logged = "log every N batches, 0 for never"
-    add("--log-interval --disp-batches", logged, NUMBER, default=interval)
+    add("--log-interval --disp-batches", logged, read.NUMBER, default=interval)
     records = "append a line of JSON for each interval and epoch to this file"
-    add("--log-json", records, OUTPUT)
-    add("--summary-json", "write the results to this file", OUTPUT)
+    add("--log-json", records, read.OUTPUT)
+    add("--summary-json", "write the results to this file", read.OUTPUT)
     also = "also append the log to this file, with every line that a terminal does not show"
-    add("--logging-file", also, OUTPUT)
+    add("--logging-file", also, read.OUTPUT)
     return add
 
 
 def add_trials(parser: TrainingParser) -> Add:
     """Add the option that shortens a run."""
     add = parser.group(LOGS)
-    add("--max-batches --benchmark-iters", "train on at most N batches of each epoch", COUNT)
+    add("--max-batches --benchmark-iters", "train on at most N batches of each epoch", read.COUNT)
     return add
 
 

@@ -6,25 +6,9 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.data import SMALL
 from gluon_amp.training.networks.models import full_name
-from gluon_amp.training.runs.defaults import (
-    DATA_DEFAULTS,
-    FINE_TUNING,
-    FINE_TUNING_DATA,
-    FOLDERS,
-    MODEL_DEFAULTS,
-    OTHER_DEFAULTS,
-    input_side,
-)
+from gluon_amp.training.runs import defaults, options
 from gluon_amp.training.runs.image_options import CALTECH, add_image_options
-from gluon_amp.training.runs.options import (
-    GROUPS,
-    LOGS,
-    Options,
-    check_devices,
-    check_resume,
-    flag_of,
-)
-from gluon_amp.training.runs.parser import TrainingParser
+from gluon_amp.training.runs.options import Options, TrainingParser
 
 LARGEST_RESIZED = 16_384  # pixels of the shorter side before the crop: 0.8 GB in memory
 
@@ -37,23 +21,24 @@ EXAMPLES = {
     "schedule": "--num-epochs 6 --batch-size 32 --lr 0.05 --lr-mode cosine",
     "checkpoints": "--save-dir run --save-batches 500 --resume",
     "devices": "--gpus 0,1",
-    LOGS: "--log-json run.jsonl --plot errors.png",
+    options.LOGS: "--log-json run.jsonl --plot errors.png",
 }
 
 
-def _parser(defaults: Dict[str, Any], **about: Optional[str]) -> TrainingParser:
-    parser = TrainingParser(groups=GROUPS, examples=EXAMPLES, **about)
+def _parser(of_command: Dict[str, Any], **about: Optional[str]) -> TrainingParser:
+    parser = TrainingParser(groups=options.GROUPS, examples=EXAMPLES, **about)
     add_image_options(parser)
-    parser.set_defaults(**{**OTHER_DEFAULTS, **defaults})
+    parser.set_defaults(**{**defaults.OTHER_DEFAULTS, **of_command})
     return parser
 
 
 def train_parser(prog: Optional[str] = None) -> TrainingParser:
     """Return the parser of `gluon-amp train`."""
-    digits = "; ".join(
-        f"{flag_of(name)} {value}"
-        for name, value in DATA_DEFAULTS["digits"].items()
-        if name not in OTHER_DEFAULTS
+    digits = defaults.DATA_DEFAULTS["digits"]
+    listed = "; ".join(
+        f"{options.flag_of(name)} {value}"
+        for name, value in digits.items()
+        if name not in defaults.OTHER_DEFAULTS
     )
     return _parser(
         {},
@@ -61,15 +46,15 @@ def train_parser(prog: Optional[str] = None) -> TrainingParser:
         description="Train an image classifier in float32, or in mixed precision with --dtype "
         "float16, mixed_float16 or bfloat16.",
         epilog="Without ImageNet, it trains on handwritten digits, with these defaults: "
-        f"{digits}; --lr {DATA_DEFAULTS['digits']['lr_per_256']} * total batch / 256; and in a run "
-        f"of fewer epochs --batch-size {DATA_DEFAULTS['digits']['short_batch']}.",
+        f"{listed}; --lr {digits['lr_per_256']} * total batch / 256; and in a run "
+        f"of fewer epochs --batch-size {digits['short_batch']}.",
     )
 
 
 def fine_tuning_parser(prog: Optional[str] = None) -> TrainingParser:
     """Return the parser of `gluon-amp fine-tune`: the same options with other defaults."""
     return _parser(
-        FINE_TUNING,
+        defaults.FINE_TUNING,
         prog=prog,
         description="Fine-tune a pretrained classifier in float32, or in mixed precision with "
         "--dtype float16, mixed_float16 or bfloat16.",
@@ -90,8 +75,8 @@ class Recipe(Options):
 
     def __init__(self, chosen: Dict[str, Any], command: Dict[str, Any]):
         data = described_data(chosen, command)
-        of_data = FINE_TUNING_DATA if command["fine_tunes"] else DATA_DEFAULTS
-        of_model = MODEL_DEFAULTS.get({**command, **chosen}["model"], {})
+        of_data = defaults.FINE_TUNING_DATA if command["fine_tunes"] else defaults.DATA_DEFAULTS
+        of_model = defaults.MODEL_DEFAULTS.get({**command, **chosen}["model"], {})
         super().__init__(chosen, data, of_data.get(data["data"], {}), of_model, command)
         _check(self)
 
@@ -110,7 +95,7 @@ class Recipe(Options):
     @property
     def input_size(self) -> int:
         """Height and width of the network's input."""
-        smallest = input_side(self.data, self.network)
+        smallest = defaults.input_side(self.data, self.network)
         return self.mapping["input_size"] or smallest
 
     @property
@@ -190,7 +175,7 @@ def described_data(chosen: Dict[str, Any], command: Dict[str, Any]) -> Dict[str,
         notice = f"data: {used}, as no option names others"
     if chosen.get("image_folder"):
         dataset = "folder"
-    folder = {"data_dir": FOLDERS[data]} if data in FOLDERS else {}
+    folder = {"data_dir": defaults.FOLDERS[data]} if data in defaults.FOLDERS else {}
     about = {"data": data, "dataset": dataset, "notice": notice, "reads_records": packed}
     return {**about, **folder}
 
@@ -208,15 +193,14 @@ WITHOUT_MODULE = "export freeze_features mixup clip_grad ema_decay accumulate re
 
 def _check(recipe: Recipe) -> None:
     """Raise `UsageError` if two options contradict each other."""
-    options, size = recipe.chosen, recipe.input_size
+    chosen, size = recipe.chosen, recipe.input_size
     for one, others, choice in ALTERNATIVES:
         for other in others:
-            if one in options and other in options:
-                raise UsageError(
-                    f"{flag_of(one)} and {flag_of(other)} both choose {choice}: give one of them."
-                )
-    check_devices(recipe)
-    if "data_dir" in options and not recipe.data_dir.expanduser().exists():
+            if one in chosen and other in chosen:
+                flags = f"{options.flag_of(one)} and {options.flag_of(other)}"
+                raise UsageError(f"{flags} both choose {choice}: give one of them.")
+    options.check_devices(recipe)
+    if "data_dir" in chosen and not recipe.data_dir.expanduser().exists():
         raise UsageError(
             f"--data-dir {recipe.data_dir} was not found: give the folder that holds the images."
         )
@@ -227,7 +211,7 @@ def _check(recipe: Recipe) -> None:
             f"at least {size / LARGEST_RESIZED:.2g} for --input-size {size}."
         )
     _check_resume(recipe)
-    if recipe.warmup_epochs >= recipe.num_epochs and "warmup_epochs" in options:
+    if recipe.warmup_epochs >= recipe.num_epochs and "warmup_epochs" in chosen:
         raise UsageError(
             f"--warmup-epochs {recipe.warmup_epochs} leaves none of --num-epochs "
             f"{recipe.num_epochs}: give fewer."
@@ -240,16 +224,16 @@ def _check(recipe: Recipe) -> None:
     for name in WITHOUT_MODULE:
         wanted = recipe.accumulate > 1 if name == "accumulate" else getattr(recipe, name)
         if recipe.mode == "module" and wanted:
-            raise UsageError(f"--mode module has no {flag_of(name)}: use --mode hybrid.")
+            raise UsageError(f"--mode module has no {options.flag_of(name)}: use --mode hybrid.")
 
 
 def _check_resume(recipe: Recipe) -> None:
-    options = recipe.chosen
-    check_resume(recipe)
+    chosen = recipe.chosen
+    options.check_resume(recipe)
     if recipe.mode == "module":
-        if "resume_epoch" in options and recipe.save_dir is None:
+        if "resume_epoch" in chosen and recipe.save_dir is None:
             raise UsageError("--load-epoch reads from --model-prefix, which was not given.")
-    elif {"resume_epoch", "resume_params", "resume_states"} & options.keys() and (
+    elif {"resume_epoch", "resume_params", "resume_states"} & chosen.keys() and (
         recipe.resume_epoch is None or recipe.resume_params is None
     ):
         raise UsageError("--resume-epoch and --resume-params belong together: give both.")

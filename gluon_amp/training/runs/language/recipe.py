@@ -7,8 +7,7 @@ from gluon_amp.policy import Policy
 from gluon_amp.training.command_line import COUNT, SWITCH, positive, share, whole
 from gluon_amp.training.networks.language_model import KINDS, RECURRENT
 from gluon_amp.training.runs import options
-from gluon_amp.training.runs.options import DECAY, EPOCHS, MOMENTUM, NORM
-from gluon_amp.training.runs.parser import TrainingParser
+from gluon_amp.training.runs.options import DECAY, EPOCHS, MOMENTUM, NORM, TrainingParser
 
 OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 

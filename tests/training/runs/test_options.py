@@ -5,8 +5,7 @@ import argparse
 import pytest
 
 from gluon_amp.training.runs.language import recipe as language_recipe
-from gluon_amp.training.runs.options import GROUPS
-from gluon_amp.training.runs.parser import TrainingParser
+from gluon_amp.training.runs.options import GROUPS, TrainingParser
 from gluon_amp.training.runs.recipe import fine_tuning_parser, train_parser
 
 
