@@ -21,8 +21,7 @@ import numpy as np
 from experiments import pages
 from gluon_amp.inspection.figures import COLOURS, SUPPORT
 from gluon_amp.training.command_line import Parser, path, positive_int, status_of
-from gluon_amp.training.runs import log, recipe
-from gluon_amp.training.runs import run as images
+from gluon_amp.training.runs import images, log, recipe
 from gluon_amp.training.runs.language import recipe as text_recipe
 from gluon_amp.training.runs.language import run as text
 from gluon_amp.training.runs.loop import DivergedError
@@ -49,11 +48,11 @@ class Network(NamedTuple):
 
 
 def _images(words: Sequence[str]) -> Any:
-    return images.prepare(recipe.read(words))
+    return images.prepare(recipe.read(words))[0]
 
 
 def _text(words: Sequence[str]) -> Any:
-    return text.prepare(text_recipe.read(words))
+    return text.prepare(text_recipe.read(words))[0]
 
 
 DIGITS = "--dataset digits --batch-size 32 --warmup-epochs 0 --num-epochs 1 --model "

@@ -10,16 +10,19 @@ from pathlib import Path
 from statistics import median
 from typing import Dict, List, Optional, Sequence
 
+import numpy as np
+
 from experiments import pages
 from gluon_amp.base.hardware import count_processors, cpu_flags, cpu_name
 from gluon_amp.training.command_line import Parser, output_file, positive_int, status_of
 from gluon_amp.training.data import Preprocessing, RecordFiles, open_records
+from gluon_amp.training.data.decode import cv2, require_opencv
 from gluon_amp.training.data.imagenet_transforms import AREA, ASPECT, JITTER, LIGHTING, MEAN, STD
-from gluon_amp.training.data.input_speed import Batches, images_per_second, training_batches
-from gluon_amp.training.data.synthetic import write_synthetic_records
+from gluon_amp.training.runs.speed import Batches, images_per_second, training_batches
 from gluon_amp.training.tables.machine import versions
 
 import mxnet as mx
+from mxnet import recordio
 
 IMAGES, SIDE = 2048, 256  # the number of JPEGs, and their height and width
 PIXELS = 224  # after augmentation
@@ -51,6 +54,28 @@ def run(rounds: int, output: Optional[Path], command: str) -> None:
     print("\n\n".join(page.values()))
     if output:
         pages.write(output.with_suffix(""), "benchmarks/input.md", page)
+
+
+def write_synthetic_records(
+    folder: Path, part: str, images: int, classes: int = 10, side: int = 256
+) -> float:
+    """Write records of JPEGs of smooth colours with a little noise; return their mean bytes."""
+    require_opencv()
+    stem = folder / part
+    records = recordio.MXIndexedRecordIO(f"{stem}.idx", f"{stem}.rec", "w")
+    total = 0
+    for number in range(images):
+        generator = np.random.default_rng((0, number))
+        colours = generator.normal(128, 50, (16, 16, 3))
+        image = cv2.resize(colours, (side, side), interpolation=cv2.INTER_CUBIC)
+        image += generator.normal(0, 3, (side, side, 1))
+        pixels = np.clip(image, 0, 255).astype(np.uint8)
+        encoded = cv2.imencode(".jpg", pixels, [cv2.IMWRITE_JPEG_QUALITY, 95])[1].tobytes()
+        header = recordio.IRHeader(0, float(number % classes), number, 0)
+        records.write_idx(number, recordio.pack(header, encoded))
+        total += len(encoded)
+    records.close()
+    return total / images
 
 
 def compare(files: RecordFiles, rounds: int) -> Dict[str, List[float]]:

@@ -18,9 +18,10 @@ import numpy as np
 from gluon_amp.base.messages import UsageError
 from gluon_amp.files import atomic
 from gluon_amp.training.runs.checkpoints import Saved
+from gluon_amp.training.runs.images import prepare, train
 from gluon_amp.training.runs.recipe import read
-from gluon_amp.training.runs.run import ImageTraining, prepare, train
 from gluon_amp.training.runs.script import guarded
+from gluon_amp.training.runs.training import Training
 from gluon_amp.training.workers.group import leave
 
 import mxnet as mx
@@ -45,49 +46,49 @@ def run(arguments: Sequence[str]) -> None:
         return
     if start != "own":
         initial = path.with_name("initial.params")
-        write_initial_weights(prepare(recipe), initial, start == "disturbed")
+        write_initial_weights(prepare(recipe)[0], initial, start == "disturbed")
         recipe = read([*options, "--pretrained-file", str(initial)])
     train(recipe)
-    trace = traced(prepare(recipe))
+    trace = traced(prepare(recipe)[0])
     stream = io.BytesIO()
     np.savez(stream, **trace)
     atomic.write(path, stream.getvalue())
     shutil.rmtree(recipe.save_dir)
 
 
-def write_initial_weights(training: ImageTraining, path: Path, disturb: bool) -> None:
+def write_initial_weights(training: Training, path: Path, disturb: bool) -> None:
     """Write the initial weights of a run in float32; a disturbance moves each to a neighbour.
 
     BatchNorm's running statistics are not disturbed, since training replaces them.
     """
     generator = np.random.default_rng((training.recipe.seed, 3))
-    for param in training.engine.trained if disturb else ():
+    for param in training.loop.engine.trained if disturb else ():
         values = param.data().asnumpy()
         direction = np.where(generator.random(values.shape) < 0.5, -np.inf, np.inf)
         values = np.nextafter(values, direction.astype(np.float32))
         param.set_data(mx.nd.array(values, dtype=np.float32))
-    training.engine.net.save_parameters(str(path))
+    training.loop.engine.net.save_parameters(str(path))
 
 
-def traced(training: ImageTraining) -> Dict[str, np.ndarray]:
+def traced(training: Training) -> Dict[str, np.ndarray]:
     """Return what a finished run was at the start and after each epoch: labels and outputs.
 
     ``outputs`` are float32 (1 + epochs, validation images, classes), and ``weights`` float32
     (1 + epochs, weights): all trained parameters, the masters where there are masters.
     """
     states = [_state(training)]
-    for position, path in training.checkpoints.existing():
+    for position, path in training.keeper.checkpoints.existing():
         if position.samples:  # written by an interruption in the middle of an epoch
             continue
-        Saved.read(path).load(training.engine.net, training.engine.trainer)
+        Saved.read(path).load(training.loop.engine.net, training.loop.engine.trainer)
         states.append(_state(training))
     outputs, weights, labels = zip(*states)
     return {"outputs": np.stack(outputs), "weights": np.stack(weights), "labels": labels[0]}
 
 
-def _state(training: ImageTraining) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _state(training: Training) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return outputs, weights and labels of a network as it is."""
-    engine = training.engine
+    engine = training.loop.engine
     pairs: List[Tuple[np.ndarray, np.ndarray]] = []
     for batch in training.val_batches:
         pairs += [(each.asnumpy(), outputs.asnumpy()) for each, outputs in engine.predict(batch)]

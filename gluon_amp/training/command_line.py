@@ -14,7 +14,18 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
-from typing import Any, Callable, Iterable, Iterator, List, NoReturn, Optional, Sequence, Tuple
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    Iterator,
+    List,
+    NoReturn,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 from gluon_amp.base.messages import UsageError, did_you_mean, from_extra
 
@@ -38,14 +49,31 @@ class HelpFormatter(argparse.HelpFormatter):
         return "\n\n".join("\n".join(indent + line for line in lines) for lines in paragraphs)
 
 
+# What options of a kind have in common, for argparse's `add_argument`.
+Kind = Dict[str, Any]
+
+# Adds an option: its flags, separated by spaces, its help, what options of its kind have in common,
+# and further arguments of `add_argument`.
+Add = Callable[..., None]
+
+
+def adding_to(group: "argparse._ActionsContainer") -> Add:
+    """Return the function that adds an option to a parser, or to a group of its help."""
+
+    def add(flags: str, text: str, kind: Optional[Kind] = None, **settings: Any) -> None:
+        group.add_argument(*flags.split(), help=text, **(kind or {}), **settings)
+
+    return add
+
+
 class Parser(argparse.ArgumentParser):
     """Reports a wrong option in one sentence, without the usage text."""
 
-    def __init__(self, *arguments: Any, **options: Any):
-        options.setdefault("formatter_class", HelpFormatter)
-        super().__init__(*arguments, allow_abbrev=False, **options)
+    def __init__(self, **options: Any):
+        super().__init__(**{"formatter_class": HelpFormatter, "allow_abbrev": False, **options})
+        self.add = adding_to(self)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         values, unknown = self.parse_known_args(args, namespace)
         if unknown:
             near = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
@@ -65,7 +93,7 @@ def split_at_dashes(arguments: Sequence[str]) -> Tuple[List[str], Tuple[str, ...
     return arguments[:end], tuple(arguments[end + 1 :])
 
 
-def tqdm() -> type:
+def tqdm() -> Any:
     """Return the class of a progress bar."""
     with from_extra("data", "tqdm is not installed"):
         from tqdm import tqdm as bar
@@ -250,3 +278,10 @@ threads = whole(0, 1024)
 non_negative = real(0)
 positive = real(0, above=True)
 share = real(0, 1, below=True)
+
+SWITCH: Kind = {"action": "store_true"}
+COUNT: Kind = {"type": positive_int, "metavar": "N"}
+NUMBER: Kind = {"type": natural, "metavar": "N"}
+INPUT: Kind = {"type": input_file, "metavar": "FILE"}
+OUTPUT: Kind = {"type": path, "metavar": "FILE"}
+FOLDER: Kind = {"type": path, "metavar": "DIR"}

@@ -6,12 +6,15 @@ import re
 import numpy as np
 
 from experiments import input_benchmark
-from experiments.input_benchmark import record_iter_batches, record_iter_threads
+from experiments.input_benchmark import (
+    record_iter_batches,
+    record_iter_threads,
+    write_synthetic_records,
+)
 from gluon_amp.base.hardware import count_processors
 from gluon_amp.training.data import Preprocessing, open_records
 from gluon_amp.training.data.imagenet_transforms import MEAN, STD
-from gluon_amp.training.data.input_speed import training_batches
-from gluon_amp.training.data.synthetic import write_synthetic_records
+from gluon_amp.training.runs.speed import training_batches
 from tests.images import record_files
 
 SMALL = {"IMAGES": 8, "SIDE": 32, "PIXELS": 16, "BATCH": 4, "BATCHES": 2, "THREADS": 1}

@@ -6,7 +6,7 @@ from gluon_amp.base.messages import UsageError
 from gluon_amp.inspection.doctor import DEVICES, doctor
 from gluon_amp.inspection.selftest import show_selftest
 from gluon_amp.policy import PRESETS
-from gluon_amp.training.command_line import Parser, status_of
+from gluon_amp.training.command_line import SWITCH, Parser, status_of
 
 
 def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp doctor") -> int:
@@ -16,16 +16,13 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp docto
         description="Report the installed versions, the devices, and which policies run here. "
         "The exit status is 1 if the requested policy cannot run.",
     )
-    add = parser.add_argument
-    add("--policy", metavar="P", help=f"policy to run: {', '.join(PRESETS)}")
-    add("--device", choices=DEVICES, help="device to run it on (default: a GPU if there is one)")
-    add("--json", action="store_true", help="print JSON")
-    add(
-        "--selftest",
-        action="store_true",
-        help="check the installation by what the device computes instead (seconds)",
-    )
-    add("--verbose", action="store_true", help="also list the variables that are not set")
+    add = parser.add
+    add("--policy", f"policy to run: {', '.join(PRESETS)}", metavar="P")
+    add("--device", "device to run it on (default: a GPU if there is one)", choices=DEVICES)
+    add("--json", "print JSON", SWITCH)
+    checked = "check the installation by what the device computes instead (seconds)"
+    add("--selftest", checked, SWITCH)
+    add("--verbose", "also list the variables that are not set", SWITCH)
     options = parser.parse_args(arguments)
 
     def work() -> int:

@@ -5,14 +5,8 @@ from typing import Optional, Sequence
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.handover.to_onnx.export import export_onnx
-from gluon_amp.training.command_line import (
-    Parser,
-    output_file,
-    path,
-    positive_int,
-    several,
-    status_of,
-)
+from gluon_amp.training import command_line as read
+from gluon_amp.training.command_line import Parser, status_of
 from gluon_amp.training.runs.exporting import of_checkpoint, of_symbol
 
 BATCH = 4
@@ -25,31 +19,23 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp expor
         description="Write a network as an ONNX file. onnxruntime runs the file, and its outputs "
         "are compared with the network's. Where more than rounding differs, nothing is written.",
     )
-    add = parser.add_argument
-    add(
-        "network",
-        type=path,
-        help="checkpoint of a training, a --save-dir (its best one), or a -symbol.json of MXNet",
-    )
-    add("--output", type=output_file, metavar="FILE", help="default: its name with .onnx")
-    add(
-        "--policy",
-        metavar="P",
-        help="'float16' writes weights in float16, with norms, softmax and sums in float32",
-    )
-    add("--average", action="store_true", help="the averaged weights of --ema-decay")
-    add("--batch-size", type=positive_int, default=BATCH, metavar="N", help="to compare with")
-    add("--fixed-batch", action="store_true", help="a file for that batch size alone")
-    add("--input-size", type=positive_int, metavar="N", help="pixels, if a checkpoint says nothing")
-    add("--params", type=path, metavar="FILE", help="of a -symbol.json")
-    add(
-        "--shape",
-        type=several(positive_int, "sizes such as 1,3,224,224"),
-        action="append",
-        default=[],
-        metavar="SIZES",
-        help="of an input of a -symbol.json; once for each",
-    )
+    add = parser.add
+    saved = "checkpoint of a training, a --save-dir (its best one), or a -symbol.json of MXNet"
+    add("network", saved, type=read.path)
+    add("--output", "default: its name with .onnx", type=read.output_file, metavar="FILE")
+    half = "'float16' writes weights in float16, with norms, softmax and sums in float32"
+    add("--policy", half, metavar="P")
+    add("--average", "the averaged weights of --ema-decay", read.SWITCH)
+    add("--batch-size", "to compare with", read.COUNT, default=BATCH)
+    add("--fixed-batch", "a file for that batch size alone", read.SWITCH)
+    add("--input-size", "pixels, if a checkpoint says nothing", read.COUNT)
+    add("--params", "of a -symbol.json", read.OUTPUT)
+    sizes = {
+        "type": read.several(read.positive_int, "sizes such as 1,3,224,224"),
+        "metavar": "SIZES",
+    }
+    of_input = "of an input of a -symbol.json; once for each"
+    add("--shape", of_input, sizes, action="append", default=[])
     options = parser.parse_args(arguments)
 
     def work() -> None:

@@ -12,18 +12,10 @@ DESCRIPTION = "Pack folders of images, such as ImageNet's, into RecordIO files f
 def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp pack") -> int:
     """Pack; return the exit status."""
     parser = Parser(prog=prog, description=DESCRIPTION)
-    parser.add_argument(
-        "root",
-        type=path,
-        metavar="ROOT",
-        help="folder with train/CLASS/* and val/CLASS/*, or with CLASS/* to be split",
-    )
-    parser.add_argument(
-        "out",
-        type=path,
-        metavar="OUT",
-        help="new folder, usually ROOT/rec; an existing one is replaced",
-    )
+    images = "folder with train/CLASS/* and val/CLASS/*, or with CLASS/* to be split"
+    parser.add("root", images, type=path, metavar="ROOT")
+    packed = "new folder, usually ROOT/rec; an existing one is replaced"
+    parser.add("out", packed, type=path, metavar="OUT")
     add_options(parser, "(default: ROOT is split already)")
     options = parser.parse_args(arguments)
     return run(prog, lambda: pack_folders(options.root, options.out, packing(options)), options.out)

@@ -9,15 +9,8 @@ import sys
 from pathlib import Path
 from typing import Optional, Sequence, Tuple
 
-from gluon_amp.training.command_line import (
-    Parser,
-    path,
-    positive,
-    positive_int,
-    split_at_dashes,
-    status_of,
-    whole,
-)
+from gluon_amp.training import command_line as read
+from gluon_amp.training.command_line import Parser, split_at_dashes, status_of
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.tables import figure, render
 from gluon_amp.training.tables.designs import DESIGNS, Design
@@ -52,23 +45,20 @@ def parse(arguments: Sequence[str], prog: str) -> Tuple[argparse.Namespace, Tupl
         epilog="OPTIONS go to every run; gluon-amp train --help, or that of the recipe's command, "
         "lists them:\n\n%(prog)s --seeds 3 -- --num-epochs 6",
     )
-    add = parser.add_argument
-    recipes = f"{TITLES} (default: digits)"
-    add("--recipe", choices=tuple(DESIGNS), metavar="NAME", default="digits", help=recipes)
-    runs = "runs of each row (default: enough for 80 %% power at the margin)"
-    add("--seeds", type=positive_int, metavar="N", help=runs)
+    add = parser.add
+    name = {"choices": tuple(DESIGNS), "metavar": "NAME"}
+    add("--recipe", f"{TITLES} (default: digits)", name, default="digits")
+    add("--seeds", "runs of each row (default: enough for 80 %% power at the margin)", read.COUNT)
     smaller = f"smaller differences count as none (default: {MARGINS})"
-    add("--margin", type=positive, metavar="POINTS", help=smaller)
-    count = {"type": whole(1, 1024), "default": 1, "metavar": "N"}
-    add("--devices", help="devices that share a batch (default: %(default)s)", **count)
-    add("--parallel", help="runs at a time; with more than one, no times are reported", **count)
-    add("--output", type=path, metavar="DIR", help="default: results/RECIPE")
-    logs = "do not train; make the table of the runs in a directory"
-    add("--from-logs", type=path, metavar="DIR", help=logs)
+    add("--margin", smaller, type=read.positive, metavar="POINTS")
+    count = {"type": read.whole(1, 1024), "default": 1, "metavar": "N"}
+    add("--devices", "devices that share a batch (default: %(default)s)", count)
+    add("--parallel", "runs at a time; with more than one, no times are reported", count)
+    add("--output", "default: results/RECIPE", read.FOLDER)
+    add("--from-logs", "do not train; make the table of the runs in a directory", read.FOLDER)
     again = "do not train; write the files beside a results.json again, from its runs"
-    add("--from-json", type=path, metavar="FILE", help=again)
-    faq = "print the table of MXNet's float16 FAQ, and how to repeat it"
-    add("--published", action="store_true", help=faq)
+    add("--from-json", again, read.OUTPUT)
+    add("--published", "print the table of MXNet's float16 FAQ, and how to repeat it", read.SWITCH)
     return parser.parse_args(own), for_runs
 
 

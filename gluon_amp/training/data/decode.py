@@ -3,19 +3,20 @@
 import contextlib
 import importlib.metadata
 import struct
-from typing import Callable, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 import numpy as np
 
 from gluon_amp.base.messages import UsageError, from_extra
 
+cv2: Any = None
 _unloadable: Optional[ImportError] = None  # why OpenCV cannot be loaded, though it is installed
 try:
-    import cv2
+    cv2 = importlib.import_module("cv2")
 except ModuleNotFoundError:
-    cv2 = None
+    pass
 except ImportError as error:
-    cv2, _unloadable = None, error
+    _unloadable = error
 
 Size = Tuple[int, int]  # height, width
 Box = Tuple[int, int, int, int]  # top, left, height, width
@@ -113,7 +114,7 @@ def decode_box(encoded: bytes, choose: Callable[[Size], Box], target: int) -> np
     size = jpeg_size(encoded)
     if size is None or 0 in size:
         image = decode(encoded)
-        size = image.shape[:2]
+        size = (image.shape[0], image.shape[1])
         box, reduction = choose(size), 1
     else:
         box = choose(size)

@@ -9,8 +9,7 @@ from typing import Optional, Sequence, Tuple
 import numpy as np
 
 from gluon_amp.base.messages import from_extra
-from gluon_amp.training.data.datasets import AugmentedImages
-from gluon_amp.training.data.enlarge import described, enlarge
+from gluon_amp.training.data.datasets import AugmentedImages, described, enlarge
 from gluon_amp.training.data.source import Source
 
 SIZE = 32

@@ -9,8 +9,7 @@ from typing import Optional, Tuple
 
 import numpy as np
 
-from gluon_amp.training.data.datasets import AugmentedImages
-from gluon_amp.training.data.enlarge import described, enlarge
+from gluon_amp.training.data.datasets import AugmentedImages, described, enlarge
 from gluon_amp.training.data.idx import read_idx
 from gluon_amp.training.data.source import DataError, Source
 

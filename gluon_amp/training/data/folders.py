@@ -3,11 +3,11 @@
 from pathlib import Path
 from typing import List, Sequence, Tuple
 
-from gluon_amp.training.data.class_names import check_same_classes
+from gluon_amp.training.data import splitting
 from gluon_amp.training.data.datasets import imagenet_source
 from gluon_amp.training.data.imagenet_transforms import GLUONCV, Preprocessing
 from gluon_amp.training.data.source import DataError, Source, read_file
-from gluon_amp.training.data.splitting import PARTS, Image, Tree, draw, is_divided, read_tree
+from gluon_amp.training.data.splitting import Image, Tree
 
 VALIDATION_SHARE = 5  # one image of five, at least one, as for the digits
 
@@ -23,7 +23,7 @@ class FileImages:
 
     def read(self, index: int) -> Tuple[bytes, int]:
         path, label = self._items[index]
-        return read_file(path), label
+        return read_file(Path(path)), label
 
     def name(self, index: int) -> str:
         return self._items[index][0]
@@ -31,13 +31,13 @@ class FileImages:
 
 def open_folders(root: Path, seed: int = 0, preprocessing: Preprocessing = GLUONCV) -> Source:
     """Return the images in ``root/train/CLASS`` and ``root/val/CLASS``, as a `Source`."""
-    if not is_divided(root):
+    if not splitting.is_divided(root):
         raise DataError(
             f"{root} holds no classes to train on: expected images in {root}/train/CLASS/ and "
             f"{root}/val/CLASS/."
         )
-    train, val = (read_tree(root / part) for part in PARTS)
-    check_same_classes(train.classes, val.classes, train.folder, val.folder)
+    train, val = (splitting.read_tree(root / part) for part in splitting.PARTS)
+    splitting.check_same_classes(train.classes, val.classes, train.folder, val.folder)
     return _source(train, _files(train, train.images), _files(val, val.images), seed, preprocessing)
 
 
@@ -47,15 +47,15 @@ def open_image_folder(root: Path, seed: int = 0, preprocessing: Preprocessing = 
     Which ones depends on the seed and on the names of the class and its files alone. A `root` with
     ``train`` and ``val`` is divided already.
     """
-    if is_divided(root):
+    if splitting.is_divided(root):
         return open_folders(root, seed, preprocessing)
-    tree = read_tree(root)
+    tree = splitting.read_tree(root)
     if len(tree.classes) < 2:
         raise DataError(
             f"{root} holds one class, {tree.classes[0]}: expected a folder for each of several "
             "classes, or train and val with such folders."
         )
-    val, train = draw(tree, _validation_quotas(tree), seed)
+    val, train = splitting.draw(tree, _validation_quotas(tree), seed)
     return _source(tree, _files(tree, train), _files(tree, val), seed, preprocessing)
 
 

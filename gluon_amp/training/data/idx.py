@@ -8,7 +8,7 @@ import gzip
 import struct
 import zlib
 from pathlib import Path
-from typing import BinaryIO, Tuple
+from typing import IO, Any, Tuple
 
 import numpy as np
 
@@ -23,25 +23,28 @@ def read_idx(path: Path, item: Tuple[int, ...]) -> np.ndarray:
     """Return the items of an idx file of unsigned bytes, each of shape `item`: () for labels."""
     try:
         with open_file(path) as file:
-            compressed = file.peek(len(GZIP_MAGIC)).startswith(GZIP_MAGIC)
-            return _read(gzip.GzipFile(fileobj=file) if compressed else file, path, item)
+            compressed = file.read(len(GZIP_MAGIC)) == GZIP_MAGIC
+            file.seek(0)
+            values: Any = gzip.GzipFile(fileobj=file) if compressed else file
+            return _read(values, path, item)
     except (EOFError, zlib.error, gzip.BadGzipFile):
         raise _malformed(path, "its compressed data are damaged or cut short") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _read(file: BinaryIO, path: Path, item: Tuple[int, ...]) -> np.ndarray:
+def _read(file: IO[bytes], path: Path, item: Tuple[int, ...]) -> np.ndarray:
     dimensions = 1 + len(item)
     header = struct.Struct(f">HBB{dimensions}I")
     start = file.read(header.size)
     if len(start) < header.size:
         raise _malformed(path, f"it has {len(start)} bytes, fewer than its header")
-    zeros, dtype, rank, items, *shape = header.unpack(start)
+    zeros, dtype, rank, *sizes = header.unpack(start)
+    items, shape = sizes[0], tuple(sizes[1:])
     if zeros or dtype != UNSIGNED_BYTE or rank != dimensions:
-        expected = struct.pack(">HBB", 0, UNSIGNED_BYTE, dimensions)
-        raise _malformed(path, f"it begins with {start[:4].hex()}, expected {expected.hex()}")
-    if tuple(shape) != item:
+        magic = struct.pack(">HBB", 0, UNSIGNED_BYTE, dimensions)
+        raise _malformed(path, f"it begins with {start[:4].hex()}, expected {magic.hex()}")
+    if shape != item:
         sides = "×".join(map(str, item))
         raise _malformed(path, f"its items have {'×'.join(map(str, shape))} values, not {sides}")
     if not 1 <= items <= MAX_ITEMS:

@@ -122,13 +122,19 @@ class _Scratch(threading.local):
         self.colours = np.ones((4, size * size), np.float32)  # the last row stays 1
 
 
-class _Transform:
+class Transform:
+    """From the bytes of an image to the input of a network."""
+
     def __init__(self, preprocessing: Preprocessing):
         require_opencv()
         self._preprocessing = preprocessing
         self._size = preprocessing.size
         self._scratch = _Scratch()
         self.shape = (3, self._size, self._size)  # of the result
+
+    def __call__(self, encoded: bytes, generator: Any, out: np.ndarray) -> None:
+        """Write the image to `out`, float32 (3, size, size); a generator draws augmentation."""
+        raise NotImplementedError
 
     def split(self, image: np.ndarray, mirrored: bool) -> np.ndarray:
         """Return the colours of a (size, size, 3) image as uint8 planes, in scratch memory."""
@@ -151,11 +157,10 @@ class _Transform:
             np.matmul(matrix, colours[:, columns], out=flat[:, columns])
 
 
-class TrainingTransform(_Transform):
+class TrainingTransform(Transform):
     """Random resized crop, flip, colour jitter, lighting, normalisation."""
 
     def __call__(self, encoded: bytes, generator: np.random.Generator, out: np.ndarray) -> None:
-        """Write the augmented image to `out`, float32 (3, size, size)."""
         min_area = self._preprocessing.min_area
         part = decode_box(encoded, lambda size: random_box(size, generator, min_area), self._size)
         image = cv2.resize(part, (self._size, self._size), interpolation=cv2.INTER_LINEAR)
@@ -165,11 +170,10 @@ class TrainingTransform(_Transform):
         self.normalise(planes, normalisation(self._preprocessing, colour), out)
 
 
-class ValidationTransform(_Transform):
+class ValidationTransform(Transform):
     """Resize the short side, crop the centre, normalise; images are decoded at full size."""
 
-    def __call__(self, encoded: bytes, generator: None, out: np.ndarray) -> None:
-        """Write the image to `out`, float32 (3, size, size)."""
+    def __call__(self, encoded: bytes, generator: Any, out: np.ndarray) -> None:
         image = decode(encoded)
         height, width = image.shape[:2]
         short = self._preprocessing.short_side

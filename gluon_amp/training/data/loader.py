@@ -11,7 +11,6 @@ from gluon_amp.base.host import host_view
 from gluon_amp.training.data.source import DataError, Images, UnreadableImageError
 
 import mxnet as mx
-from mxnet.gluon.data import Dataset
 from mxnet.ndarray import NDArray
 
 PREFETCH = 2  # batches that are loaded ahead of the one that is needed
@@ -24,22 +23,6 @@ def epoch_order(length: int, seed: int, epoch: int) -> np.ndarray:
     return np.random.default_rng((seed, epoch)).permutation(length)
 
 
-class _Items(Images):
-    """A dataset whose items are ``(image, label)``, as `Images`."""
-
-    def __init__(self, dataset: Dataset):
-        self._dataset = dataset
-        self.shape = np.shape(dataset[0][0])
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def write(self, position: int, out: np.ndarray) -> int:
-        image, label = self._dataset[position]
-        out[...] = image.asnumpy() if isinstance(image, NDArray) else image
-        return label
-
-
 class _Loader:
     """Loads batches of positions in worker threads.
 
@@ -48,23 +31,30 @@ class _Loader:
     the 0.7 ms of an image (224 pixels, 2 cores), so more than a dozen threads do not help.
     """
 
-    images: int
-
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Images,
         batch_size: int,
         num_workers: Optional[int] = None,
         part_index: int = 0,
         num_parts: int = 1,
     ):
-        self._images = dataset if isinstance(dataset, Images) else _Items(dataset)
+        self._images = dataset
         self.num_workers = count_processors() if num_workers is None else num_workers
         threads = self.num_workers
         self._pool = ThreadPoolExecutor(threads, "gluon_amp_data") if threads else None
         self.batch_size = batch_size
         self._part = part_index, num_parts
         self._unreadable: Dict[int, str] = {}  # by position, as names need not be unique
+
+    @property
+    def images(self) -> int:
+        """How many images a pass has, in this part."""
+        raise NotImplementedError
+
+    def _write(self, position: int, out: np.ndarray, unreadable: Dict[int, str]) -> int:
+        """Write the image at a position to `out`; return its label."""
+        raise NotImplementedError
 
     @property
     def unreadable(self) -> List[str]:
@@ -75,7 +65,8 @@ class _Loader:
         return -(-self.images // self.batch_size)
 
     def _load(self, positions: np.ndarray) -> Iterator[List[NDArray]]:
-        self._unreadable = unreadable = {}
+        unreadable: Dict[int, str] = {}
+        self._unreadable = unreadable
         pending: Deque[Tuple[List[NDArray], List[Future]]] = deque()
         try:
             for first in range(0, len(positions), self.batch_size):
@@ -134,7 +125,7 @@ class TrainingBatches(_Loader):
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: Images,
         batch_size: int,
         seed: int = 0,
         num_workers: Optional[int] = None,
@@ -142,8 +133,11 @@ class TrainingBatches(_Loader):
         num_parts: int = 1,
     ):
         super().__init__(dataset, batch_size, num_workers, part_index, num_parts)
-        self.images = -(-len(self._images) // num_parts)
         self._seed = seed
+
+    @property
+    def images(self) -> int:
+        return -(-len(self._images) // self._part[1])
 
     def epoch(self, number: int, start: int = 0) -> Iterator[List[NDArray]]:
         """Return ``[images, labels]`` batches, float32 and int32, of an epoch from `start` on."""

@@ -8,11 +8,11 @@ from typing import Set, Tuple
 
 import numpy as np
 
-from gluon_amp.training.data.class_names import CLASSES_FILE, check_same_classes, read_classes
 from gluon_amp.training.data.datasets import imagenet_source
 from gluon_amp.training.data.decode import DecodeError
 from gluon_amp.training.data.imagenet_transforms import GLUONCV, Preprocessing
 from gluon_amp.training.data.source import DataError, Source
+from gluon_amp.training.data.splitting import CLASSES_FILE, check_same_classes, read_classes
 
 # A record (dmlc-core, recordio.h): a magic number, 3 bits for the kind of part, 29 bits of length,
 # the data, padding to 4 bytes. Data that contains the magic number itself is divided there into

@@ -14,9 +14,6 @@ import mxnet as mx
 from mxnet.gluon.data import Dataset
 from mxnet.ndarray import NDArray
 
-# What `Source.preprocessing` says: texts, and mean and std of colours from 0 to 1
-PREPROCESSING = ("colours", "resize", "interpolation", "crop", "mean", "std")
-
 
 class DataError(UsageError):
     """The data cannot be used for training; the message is one sentence for the user."""
@@ -44,18 +41,33 @@ class Images(Dataset):
         return mx.nd.array(image), label
 
 
+class StoredImages(Images):
+    """Images in memory, the same in every epoch; there may be fewer of them than of labels."""
+
+    def __init__(self, images: np.ndarray, labels: np.ndarray):
+        self.shape = images.shape[1:]
+        self._images, self._labels = images, labels
+
+    def __len__(self) -> int:
+        return len(self._labels)
+
+    def write(self, position: int, out: np.ndarray) -> int:
+        index = position % len(self)
+        out[...] = self._images[index % len(self._images)]
+        return int(self._labels[index])
+
+
 @dataclass(frozen=True)
 class Source:
     """A training and a validation set that share their classes; `train` is indexed by position."""
 
     name: str  # for logs and file names
-    train: Dataset
-    val: Dataset
+    train: Images
+    val: Images
     classes: int  # labels are 0 ... classes - 1
     image_shape: Tuple[int, int, int]  # (channels, height, width)
     class_names: Tuple[str, ...] = ()  # by label; empty if the data has no names
-    # How an image becomes an input in validation, for who uses the network elsewhere: by the names
-    # of `PREPROCESSING`
+    # How an image becomes an input in validation, for who uses the network elsewhere
     preprocessing: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -1,15 +1,17 @@
-"""Folders of classes: the list of their images, and its division into training and validation."""
+"""Folders of classes: their names, their images, and the division into training and validation."""
 
 import hashlib
+import json
 import os
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Collection, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
-from gluon_amp.training.data.source import DataError
+from gluon_amp.training.data.source import DataError, read_file
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
+CLASSES_FILE = "classes.json"  # beside packed images: the names of their classes, by label
 PARTS = ("train", "val")  # folders of a data set that is divided already
 
 
@@ -49,7 +51,10 @@ def read_tree(folder: Path, without: Collection[str] = ()) -> Tree:
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: expected one with a folder for each class.")
     left_out = {name.rstrip("/") for name in without}
-    matched, images, ignored, classes = set(), [], [], []
+    matched: Set[str] = set()
+    images: List[Image] = []
+    ignored: List[str] = []
+    classes: List[str] = []
     for entry in _sorted(folder):
         if not entry.is_dir():
             continue
@@ -87,6 +92,44 @@ def _sorted(folder: "os.PathLike[str]") -> List["os.DirEntry[str]"]:
     return sorted(visible, key=lambda entry: os.fsencode(entry.name))
 
 
+def write_classes(folder: Path, names: Sequence[str]) -> None:
+    """Write ``folder/classes.json``: a list of names, by label."""
+    text = json.dumps(list(names), ensure_ascii=False, indent=0) + "\n"
+    (folder / CLASSES_FILE).write_text(text, encoding="utf-8")
+
+
+def read_classes(folder: Path) -> Tuple[str, ...]:
+    """Return the names in ``folder/classes.json``, or an empty tuple if there is no such file."""
+    path = folder / CLASSES_FILE
+    if not path.exists():
+        return ()
+    try:
+        names = json.loads(read_file(path))
+    except (ValueError, OSError, RecursionError):
+        names = None
+    texts = isinstance(names, list) and all(isinstance(name, str) for name in names)
+    if not names or not texts or len(set(names)) != len(names):
+        raise DataError(f"{path} is not a list of different class names: pack the data again.")
+    return tuple(names)
+
+
+def check_same_classes(
+    train: Collection[Any], val: Collection[Any], train_path: Path, val_path: Path
+) -> None:
+    """Raise `DataError` with an example if classes differ: one more would shift the labels."""
+    for classes, others, path in ((train, val, train_path), (val, train, val_path)):
+        missing = sorted(set(classes) - set(others))
+        if missing:
+            raise DataError(
+                f"{train_path} has {len(train)} classes, {val_path} has {len(val)}, and class "
+                f"{missing[0]} is only in {path.name}: they must be the same classes."
+            )
+    if train != val:
+        raise DataError(
+            f"{train_path} and {val_path} name the same classes in another order: pack both again."
+        )
+
+
 @dataclass(frozen=True)
 class Split:
     """How many images are for training; the others are for validation. At most one number is set.
@@ -102,10 +145,10 @@ class Split:
 
     def divide(self, tree: Tree) -> Dict[str, List[Image]]:
         """Return the images for ``'train'``, shuffled, and for ``'val'``, in the tree's order."""
-        if self.total is None:
+        if self.per_class is not None:
             quotas = _equal_quotas(tree, self.per_class)
         else:
-            quotas = _proportional_quotas(tree, self.total)
+            quotas = _proportional_quotas(tree, self.total or 0)
         train, val = draw(tree, quotas, self.seed)
         return {"train": train, "val": val}
 

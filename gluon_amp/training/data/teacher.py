@@ -6,7 +6,7 @@ for all seeds, labels them.
 
 import numpy as np
 
-from gluon_amp.training.data.source import Images, Source
+from gluon_amp.training.data.source import Source, StoredImages
 
 SIZE = 8  # height and width of the inputs, which have one channel
 HIDDEN, CLASSES = 32, 10
@@ -24,30 +24,14 @@ def label(inputs: np.ndarray) -> np.ndarray:
     return np.argmax(np.tanh(inputs @ hidden) @ output, axis=1)
 
 
-class TaughtImages(Images):
-    """Standard normal inputs with the teacher's labels, which depend on the seed alone."""
-
-    def __init__(self, images: int, seed: int, size: int = SIZE):
-        self.shape = (1, size, size)
-        generator = np.random.default_rng(seed)
-        self._pixels = generator.standard_normal((images, *self.shape), dtype=np.float32)
-        self._labels = label(self._pixels.reshape(images, -1))
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def write(self, position: int, out: np.ndarray) -> int:
-        index = position % len(self)
-        out[...] = self._pixels[index]
-        return int(self._labels[index])
+def taught(images: int, seed: int, size: int = SIZE) -> StoredImages:
+    """Return standard normal inputs with the teacher's labels, which depend on the seed alone."""
+    shape = (images, 1, size, size)
+    inputs = np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+    return StoredImages(inputs, label(inputs.reshape(images, -1)))
 
 
 def open_taught(seed: int = 0, size: int = SIZE) -> Source:
     """Return the task as a `Source`. The validation set does not depend on the seed."""
-    return Source(
-        name="teacher",
-        train=TaughtImages(TRAIN_IMAGES, seed, size),
-        val=TaughtImages(VAL_IMAGES, VAL_SEED, size),
-        classes=CLASSES,
-        image_shape=(1, size, size),
-    )
+    train, val = taught(TRAIN_IMAGES, seed, size), taught(VAL_IMAGES, VAL_SEED, size)
+    return Source("teacher", train, val, CLASSES, (1, size, size))

@@ -200,9 +200,9 @@ class Checkpoints:
         were.
         """
         path = self.folder / (BEST if best else NAME.format(*position))
-        extra = {"position": position, "identity": identity, "progress": progress}
+        extra: Dict[str, Any] = {"identity": identity, "progress": progress}
         try:
-            save_checkpoint(path, net, trainer, **extra)
+            save_checkpoint(path, net, trainer, position=position, **extra)
         except OSError as error:
             # The reason is in parentheses in save_checkpoint's sentence.
             reason = re.search(r"\((.*)\)", error.strerror or "")

@@ -6,6 +6,7 @@ from typing import Any, Dict, Tuple
 
 from gluon_amp.training.data import SMALL
 from gluon_amp.training.networks import efficientnet_lite
+from gluon_amp.training.runs.image_options import CALTECH, IMAGENET
 
 # What the command or the data determines, and no option: the learning rate per 256 images, whether
 # the run fine-tunes, and the batch of a run of fewer epochs than the default, None for the same.
@@ -92,14 +93,12 @@ FINE_TUNING_DATA: Dict[str, Dict[str, Any]] = {
 # The folders of data sets that do not have --data-dir's default.
 FOLDERS: Dict[str, Path] = {
     **{name: small.folder for name, small in SMALL.items() if small.folder},
-    "caltech101": Path("~/.mxnet/datasets/caltech101"),
-    "caltech256": Path("~/.mxnet/datasets/caltech256"),
+    **{name: IMAGENET.with_name(name) for name in CALTECH},
 }
 
 IMAGENET_SIDE = 224
-# The images of small data sets are enlarged to the smallest size that the network accepts: the
-# first of these of a matching name, or else their own size.
-OWN_SIDES = {name: small.side for name, small in SMALL.items()}
+# The images of small data sets are enlarged to the smallest size that the network accepts: that of
+# a matching name here, or else their own.
 LARGER_SIDES: Tuple[Tuple[str, int], ...] = (
     (r"inceptionv3", 299),
     (r"densenet\d+|googlenet|residualattentionnet\d+|squeezenet[\d.]+", 224),
@@ -110,6 +109,7 @@ LARGER_SIDES: Tuple[Tuple[str, int], ...] = (
 
 def input_side(data: str, model: str) -> int:
     """Return the height and width of a network's input, for a kind of data (see `Recipe`)."""
-    own = OWN_SIDES.get(data, IMAGENET_SIDE)
-    sides = (side for names, side in LARGER_SIDES if re.fullmatch(names, model))
-    return max(own, next(sides, own)) if data in OWN_SIDES else own
+    if data not in SMALL:
+        return IMAGENET_SIDE
+    larger = [side for names, side in LARGER_SIDES if re.fullmatch(names, model)]
+    return max([SMALL[data].side, *larger])

@@ -6,32 +6,11 @@ proportional to the batch.
 
 from pathlib import Path
 
-from gluon_amp.training.command_line import (
-    natural,
-    non_negative,
-    positive,
-    real,
-    several,
-    share,
-    threads,
-    whole,
-)
+from gluon_amp.training import command_line as read
+from gluon_amp.training.command_line import COUNT, FOLDER, INPUT, NUMBER, OUTPUT, SWITCH
 from gluon_amp.training.data import SMALL
 from gluon_amp.training.runs import options
-from gluon_amp.training.runs.options import (
-    COUNT,
-    DECAY,
-    EPOCHS,
-    FOLDER,
-    INPUT,
-    LOGS,
-    MOMENTUM,
-    NORM,
-    NUMBER,
-    OUTPUT,
-    SWITCH,
-)
-from gluon_amp.training.runs.parser import TrainingParser
+from gluon_amp.training.runs.options import DECAY, EPOCHS, LOGS, MOMENTUM, NORM, TrainingParser
 from gluon_amp.training.workers.group import KV_STORES
 
 MODES = ("hybrid", "imperative", "module")
@@ -71,12 +50,14 @@ def image_side(text: str) -> int:
     parts = text.split(",")
     if len(parts) == 3 and parts[0] == "3" and parts[1] == parts[2]:
         text = parts[1]
-    return whole(1, 8192)(text)
+    return read.whole(1, 8192)(text)
 
 
-colours = several(real(-1e3, 1e3), "three numbers, as in 123,117,104", 3)
-colour_ranges = several(real(1e-3, 1e3), "three numbers from 0.001 to 1000, as in 58,57,57", 3)
-epochs = several(natural, "whole numbers of at least 0, as in 30,60,80")
+colours = read.several(read.real(-1e3, 1e3), "three numbers, as in 123,117,104", 3)
+colour_ranges = read.several(
+    read.real(1e-3, 1e3), "three numbers from 0.001 to 1000, as in 58,57,57", 3
+)
+epochs = read.several(read.natural, "whole numbers of at least 0, as in 30,60,80")
 
 
 def add_image_options(parser: TrainingParser) -> None:
@@ -108,7 +89,7 @@ def _add_network(parser: TrainingParser) -> None:
     add("--freeze-features", "train only the head", SWITCH)
     statistics = "BatchNorm normalizes by the statistics of the weights it starts from"
     add("--freeze-statistics", statistics, SWITCH)
-    factor = {"type": positive, "metavar": "FACTOR"}
+    factor = {"type": read.positive, "metavar": "FACTOR"}
     multiplier = "learning rate of the head, divided by that of the features"
     add("--head-lr-mult", multiplier, factor, default=1.0)
 
@@ -139,11 +120,11 @@ def _add_data(parser: TrainingParser) -> None:
     )
     add("--input-size --image-shape", size, type=image_side, metavar="N")
     crop = "validation resizes the short side to INPUT_SIZE / SHARE, then crops the centre"
-    add("--crop-ratio", crop, type=real(0, 1, above=True), default=0.875, metavar="SHARE")
+    add("--crop-ratio", crop, type=read.real(0, 1, above=True), default=0.875, metavar="SHARE")
     area = "random crops for training have at least this share of an image's area"
-    add("--min-random-area", area, type=real(0, 1, above=True), default=0.08, metavar="SHARE")
+    add("--min-random-area", area, type=read.real(0, 1, above=True), default=0.08, metavar="SHARE")
     shifted = "shift images of Fashion-MNIST by up to N pixels in training"
-    add("--max-shift", shifted, type=whole(0, 27), default=2, metavar="N")
+    add("--max-shift", shifted, type=read.whole(0, 27), default=2, metavar="N")
     colour = {"metavar": "R,G,B"}
     mean = (
         "mean to subtract from pixels, which range from 0 to 255; that of efficientnet_lite0's "
@@ -154,7 +135,7 @@ def _add_data(parser: TrainingParser) -> None:
     add("--rgb-std", deviation, colour, type=colour_ranges, default=(58.393, 57.12, 57.375))
     loaders = "--num-workers -j --num-data-workers --workers --num-worker --data-nthreads"
     number = "threads that load images, 0 for none (default: one for each core)"
-    add(loaders, number, type=threads, metavar="N")
+    add(loaders, number, type=read.threads, metavar="N")
 
 
 def _add_training(parser: TrainingParser) -> None:
@@ -168,10 +149,10 @@ def _add_training(parser: TrainingParser) -> None:
     add("--optimizer", "update rule", choices=OPTIMIZERS, default="sgd")
     add("--momentum --mom", "momentum of sgd, nag and lars", MOMENTUM, default=0.9)
     add("--clip-grad", "clip the gradient of the mean loss to this norm", NORM)
-    rate = {"type": non_negative, "metavar": "RATE"}
+    rate = {"type": read.non_negative, "metavar": "RATE"}
     add("--lr", "learning rate (default: 0.1 * total batch / 256)", rate)
     add("--lr-mode", "how the learning rate falls", choices=LR_MODES, default="step")
-    factor = {"type": positive, "metavar": "FACTOR"}
+    factor = {"type": read.positive, "metavar": "FACTOR"}
     decay = "step mode: multiply the learning rate by this"
     add("--lr-decay --lr-factor", decay, factor, default=0.1)
     at = {"type": epochs, "metavar": "EPOCHS", "default": (30, 60, 80)}
@@ -184,13 +165,19 @@ def _add_training(parser: TrainingParser) -> None:
     add("--wd --weight-decay", "weight decay", DECAY, default=1e-4)
     excluded = "apply no weight decay to biases and to the parameters of normalization layers"
     add("--no-wd", excluded, SWITCH)
-    smoothing = {"type": share, "metavar": "EPS", "nargs": "?", "const": 0.1, "default": 0.0}
+    smoothing = {"type": read.share, "metavar": "EPS", "nargs": "?", "const": 0.1, "default": 0.0}
     spread = "share of the label that is spread over all classes; 0.1 without a number"
     add("--label-smoothing", spread, smoothing)
-    mixup = {"type": non_negative, "metavar": "ALPHA", "nargs": "?", "const": 0.2, "default": 0.0}
+    mixup = {
+        "type": read.non_negative,
+        "metavar": "ALPHA",
+        "nargs": "?",
+        "const": 0.2,
+        "default": 0.0,
+    }
     mixed = "mix pairs of images, with weights from Beta(ALPHA, ALPHA); 0.2 without a number"
     add("--mixup", mixed, mixup)
-    add("--mixup-alpha", "mix with this ALPHA, see --mixup", type=positive, metavar="ALPHA")
+    add("--mixup-alpha", "mix with this ALPHA, see --mixup", type=read.positive, metavar="ALPHA")
     add("--mixup-off-epoch", "do not mix in the last N epochs", NUMBER, default=0)
     options.add_average(parser)
     options.add_random_numbers(parser)
@@ -206,7 +193,7 @@ def _add_checkpoints(parser: TrainingParser) -> None:
     add("--save-frequency --save-period", "save a checkpoint every N epochs", COUNT, default=1)
     start = "as in GluonCV: start with this epoch, and with --resume-params"
     flags = "--resume-epoch --load-epoch --start-epoch"
-    add(flags, start, type=whole(0, 10**6), metavar="N")
+    add(flags, start, type=read.whole(0, 10**6), metavar="N")
     add("--resume-params", "parameters to start from, with --resume-epoch", INPUT)
     add("--resume-states", "trainer states to start from, with --resume-params", INPUT)
 
@@ -219,7 +206,7 @@ def _add_devices(parser: TrainingParser) -> None:
         "with dist_sync, a worker ends 5 s after the end of another one, or when one or a server "
         "has not answered for so long; 0 to wait forever"
     )
-    seconds = {"type": non_negative, "metavar": "SECONDS"}
+    seconds = {"type": read.non_negative, "metavar": "SECONDS"}
     add("--worker-timeout", dead, seconds, default=60.0)
 
 
@@ -232,5 +219,5 @@ def _add_logs(parser: TrainingParser) -> None:
     add("--export", exported, FOLDER)
     options.add_trials(parser)
     steps = "time training steps on random images in memory, and print JSON"
-    add("--benchmark", steps, type=natural, nargs="?", default=0, const=1, metavar="0|1")
+    add("--benchmark", steps, type=read.natural, nargs="?", default=0, const=1, metavar="0|1")
     add("--test-io", "measure how fast training images are loaded, and print JSON", SWITCH)

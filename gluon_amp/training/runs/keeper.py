@@ -5,20 +5,18 @@ import contextlib
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import numpy as np
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.casting.statistics import arrays_of
 from gluon_amp.optimizer.arrays import all_finite
-from gluon_amp.trainer import Trainer
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs.checkpoints import Checkpoints, Position, Saved
-from gluon_amp.training.runs.history import Counts
+from gluon_amp.training.runs.history import Counts, History
 from gluon_amp.training.runs.interruption import Interruption, RunInterruptedError
-from gluon_amp.training.runs.loop import DivergedError
-from gluon_amp.training.workers.group import Workers
+from gluon_amp.training.runs.loop import DivergedError, Loop
 
 from mxnet import gluon, nd
 
@@ -30,31 +28,34 @@ EXCHANGE_EVERY = 10
 class Keeper:
     """Writes checkpoints when they are due, and ends the run after a signal, in all workers."""
 
-    checkpoints: Optional[Checkpoints]  # None to save nothing
-    net: gluon.Block
-    trainer: Trainer
-    identity: Dict[str, Any]
-    progress: Callable[[Position], Dict[str, Any]]
-    interruption: Interruption
-    workers: Workers = field(default_factory=Workers)
-    # Running statistics, which differ between workers until the end of an epoch
-    statistics: Sequence[gluon.Parameter] = ()
+    loop: Loop
+    identity: Dict[str, Any]  # what a checkpoint must agree with: see `checkpoints.SAME`
+    about: Dict[str, Any]  # what whoever uses the network elsewhere has to know
+    checkpoints: Optional[Checkpoints] = None  # None to save nothing
     every: Optional[int] = None  # save after so many batches of an epoch
-    accumulate: int = 1  # batches in each update
+    history: History = field(default_factory=History)  # results of the epochs so far
+
+    def __post_init__(self) -> None:
+        self.engine, self.workers = self.loop.engine, self.loop.workers
+        self.interruption = Interruption(quiet=not self.workers.first)
+
+    @property
+    def own(self) -> Optional[Checkpoints]:
+        """The checkpoints that this worker writes; None if it writes none."""
+        return self.checkpoints if self.workers.first else None
 
     def resume(self, name: str) -> Tuple[Optional[Saved], Counts]:
         """Restore and return the checkpoint that ``--resume`` names, if any, and its counts."""
         saved = self._find(name) if self.workers.first else None
         with self._shared(saved) as saved:
-            if saved is None:
-                folder = self.checkpoints.folder
-                log.logger.info("No checkpoint in %s yet: training from the start.\n", folder)
-                return None, Counts()
-            return saved, self.begin(saved)
+            return saved, self.begin(saved) if saved else Counts()
 
     def _find(self, name: str) -> Optional[Saved]:
-        if name == "auto":
-            return self.checkpoints.newest()
+        if name == "auto" and self.checkpoints is not None:
+            newest, folder = self.checkpoints.newest(), self.checkpoints.folder
+            if newest is None:
+                log.logger.info("No checkpoint in %s yet: training from the start.\n", folder)
+            return newest
         saved = Saved.read(Path(name))
         if self.checkpoints is not None:
             self.checkpoints.check_last(saved)
@@ -78,16 +79,20 @@ class Keeper:
     def begin(self, saved: Saved) -> Counts:
         """Restore network and trainer from a checkpoint; return the epoch's counts so far."""
         saved.check(self.identity)
-        saved.load(self.net, self.trainer)
+        saved.load(self.engine.net, self.engine.trainer)
         own = saved.progress["workers"][self.workers.rank if saved.position.samples else 0]
         if own["statistics"]:
-            write_statistics(self.statistics, own["statistics"])
+            write_statistics(self.engine.statistics, own["statistics"])
+        self.history = History.restored(saved.progress["history"])
+        self.loop.steps, self.loop.skipped = self.history.steps, self.history.skipped
+        if "state" in saved.progress:
+            self.engine.restore(saved.progress["state"])
         return Counts.restored(own["counts"])
 
     def after_update(self, done: int, position: Position, counts: Counts) -> None:
         """Save if a checkpoint is due after `done` batches or a signal came, which ends the run."""
-        number = self._signal(exchange=done % EXCHANGE_EVERY < self.accumulate)
-        if number or (self.every and done % self.every < self.accumulate):
+        number = self._signal(exchange=done % EXCHANGE_EVERY < self.loop.accumulate)
+        if number or (self.every and done % self.every < self.loop.accumulate):
             self._save(position, counts)
         if number:
             self._leave(number)
@@ -134,21 +139,20 @@ class Keeper:
         if not self.workers.first:
             return
         self._check_finite(counts)
-        progress = {
-            **self.progress(position),
-            "rate": self.trainer.learning_rate,
-            "workers": states,
-        }
-        path = self.checkpoints.save(
-            self.net, self.trainer, position, self.identity, progress, best
-        )
+        net, trainer, state = self.engine.net, self.engine.trainer, self.engine.state()
+        self.history.steps, self.history.skipped = self.loop.steps, self.loop.skipped
+        progress: Dict[str, Any] = {"history": self.history.state()}
+        if state is not None:
+            progress["state"] = state if position.samples else []  # an epoch begins with zeros
+        progress.update(about=self.about, rate=trainer.learning_rate, workers=states)
+        path = self.checkpoints.save(net, trainer, position, self.identity, progress, best)
         if not best:
             log.logger.info("Saved %s", path)
 
     def _states_of_workers(self, counts: Counts) -> List[Dict[str, Any]]:
         """Return the counts and statistics of each worker, in which they differ."""
         fields = counts.state()
-        arrays = [array.asnumpy().ravel() for array in arrays_of(self.statistics)]
+        arrays = [array.asnumpy().ravel() for array in arrays_of(self.engine.statistics)]
         rows = self.workers.every(np.concatenate([list(fields.values()), *arrays]))
         return [
             {
@@ -163,7 +167,7 @@ class Keeper:
     def _check_finite(self, counts: Counts) -> None:
         if counts.loss.images and not np.isfinite(counts.loss.sum):
             raise DivergedError(f"the loss became {counts.loss.sum}, so nothing was saved.")
-        for name, value in self.trainer.master_params().items():
+        for name, value in self.engine.trainer.master_params().items():
             if not all_finite([value]):
                 raise DivergedError(f"{name} is not finite any more, so nothing was saved.")
 
@@ -180,7 +184,7 @@ def write_statistics(parameters: Sequence[gluon.Parameter], text: str) -> None:
     try:
         values = np.frombuffer(base64.b64decode(text, validate=True), np.float32)
     except ValueError:
-        values = np.empty(0)
+        values = np.empty(0, np.float32)
     if values.size != sum(array.size for array in arrays):
         raise UsageError("the checkpoint's statistics of this worker are not those of its network.")
     for array in arrays:

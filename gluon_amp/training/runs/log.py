@@ -38,7 +38,7 @@ logger = logging.getLogger("gluon_amp.training.runs")
 Column = Tuple[str, int, str]
 
 # Names, widths and formats of the columns of an epoch's line on a terminal
-COLUMNS = (
+COLUMNS: Tuple[Column, ...] = (
     ("epoch", 5, "{}"),
     ("loss", 9, "{:.4f}"),  # of training
     ("top-1", 10, "{:.2f} %"),  # of validation

@@ -6,10 +6,11 @@ import math
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Callable, Iterable, Iterator, List, Optional, Tuple
+from typing import Callable, Iterable, Iterator, List, Optional, Tuple, Union
 
 from gluon_amp.trainer import StepReport
-from gluon_amp.training.data import TrainingBatches, describe_unreadable
+from gluon_amp.training.data import TrainingBatches, ValidationBatches, describe_unreadable
+from gluon_amp.training.data.text import Chunks
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs.engines.base import Batch, Engine
 from gluon_amp.training.runs.history import Counts, EpochResult, Validation
@@ -23,6 +24,11 @@ import mxnet as mx
 
 # If an epoch waits for images for more than this share of its time, the log gives advice.
 WAITED_MUCH = 0.2
+
+
+# Images, or the characters of a text
+Batches = Union[TrainingBatches, Chunks]
+ValBatches = Union[ValidationBatches, Chunks]
 
 
 class TrainingError(RuntimeError):
@@ -53,7 +59,7 @@ class Loop:
 
     def train(
         self,
-        batches: TrainingBatches,
+        batches: Batches,
         epoch: int,
         start: int = 0,
         counts: Optional[Counts] = None,
@@ -114,14 +120,14 @@ class Loop:
                 f"{self.schedule.rate:g}: lower it with --lr, or look for bad data."
             )
 
-    def _batches(self, batches: TrainingBatches, epoch: int, start: int) -> Iterator[Batch]:
+    def _batches(self, batches: Batches, epoch: int, start: int) -> Iterator[Batch]:
         # A last batch smaller than the number of devices would leave some without a gradient.
         least = len(self.engine.devices)
         large = (batch for batch in batches.epoch(epoch, start) if len(batch[0]) >= least)
         left = None if self.max_batches is None else max(0, self.max_batches - start)
         return itertools.islice(large, left)
 
-    def images(self, batches: TrainingBatches) -> int:
+    def images(self, batches: Batches) -> int:
         """Return how many images an epoch trains on, in this worker."""
         if self.max_batches is None:
             return batches.images
@@ -179,7 +185,7 @@ class Loop:
         )
 
     def validate(
-        self, batches: Iterable[Batch], expected: int, epoch: int, averaged: bool = False
+        self, batches: ValBatches, expected: int, epoch: int, averaged: bool = False
     ) -> Validation:
         """Count right answers over this worker's share of `expected` images, each exactly once.
 

@@ -1,26 +1,23 @@
-"""Options that image and language runs share; `add_...` return what adds more to the same group."""
+"""The parser of training runs, and the options that those on images and on text share.
+
+`add_...` return what adds more to the same group.
+"""
 
 import argparse
 import math
-from typing import Any, Union
+from collections import ChainMap
+from typing import Any, Dict, Optional, Sequence, Tuple, Union
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.base.startup import waiting
 from gluon_amp.policy import PRESETS, Policy, near_preset
 from gluon_amp.training import command_line as read
-from gluon_amp.training.runs.parser import Add, TrainingParser
+from gluon_amp.training.command_line import Add, HelpFormatter, Parser, adding_to
 
 # The groups of the help, in its order.
 LOGS = "logs and measurements"
 GROUPS = ("model", "data", "precision", "schedule", "checkpoints", "devices", LOGS)
 
-# What options of a kind have in common.
-SWITCH = {"action": "store_true"}
-COUNT = {"type": read.positive_int, "metavar": "N"}
-NUMBER = {"type": read.natural, "metavar": "N"}
-INPUT = {"type": read.input_file, "metavar": "FILE"}
-OUTPUT = {"type": read.path, "metavar": "FILE"}
-FOLDER = {"type": read.path, "metavar": "DIR"}
 NORM = {"type": read.positive, "metavar": "NORM"}
 EPOCHS = {"type": read.whole(1, 10**6), "metavar": "N"}
 MOMENTUM = {"type": read.share, "metavar": "M"}
@@ -28,11 +25,88 @@ DECAY = {"type": read.non_negative, "metavar": "WD"}
 AVERAGE = {"type": read.real(0, 1, above=True, below=True), "metavar": "D"}
 
 
-class Options:
-    """The options of a run, as attributes that cannot be changed."""
+class TrainingParser(Parser):
+    """A parser for many options, in groups with these titles; its help shows all defaults."""
 
-    def __init__(self, **values: Any):
-        self.__dict__.update(values)
+    def __init__(
+        self, groups: Sequence[str] = (), examples: Optional[Dict[str, str]] = None, **options: Any
+    ):
+        """`examples` has a line of options for each group, which its help shows."""
+        super().__init__(usage="%(prog)s [OPTION ...]", formatter_class=_HelpFormatter, **options)
+        lines = {title: f"%(prog)s {words}" for title, words in (examples or {}).items()}
+        self._titled = {t: self.add_argument_group(t, lines.get(t)) for t in groups}
+
+    def group(self, title: str) -> Add:
+        """Return the function that adds an option to the group of this title."""
+        return adding_to(self._titled[title])
+
+    def refuse(self, flag: str, replacement: str) -> None:
+        """Name the replacement if `flag`, an option of other scripts, is on the command line."""
+        self.add_argument(flag, action=_Refused, dest=argparse.SUPPRESS, replacement=replacement)
+
+    def parse_explicit(
+        self, arguments: Optional[Sequence[str]] = None
+    ) -> Tuple[Dict[str, Any], Dict[str, Any]]:
+        """Return the defaults of all options, and the values that are on the command line."""
+        options = vars(self.parse_args(arguments, _Explicit()))
+        return vars(self.parse_args([])), options
+
+
+class _Explicit(argparse.Namespace):
+    """Stays without defaults, as argparse sets one only if there is no attribute of that name."""
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("_"):
+            raise AttributeError(name)
+
+
+class _HelpFormatter(HelpFormatter):
+    def _get_help_string(self, action: argparse.Action) -> Optional[str]:
+        default = action.default
+        if default in (None, argparse.SUPPRESS) or isinstance(default, bool):
+            return action.help
+        values = default if isinstance(default, tuple) else (default,)
+        shown = ",".join(f"{v:g}" if isinstance(v, float) else str(v) for v in values)
+        return f"{(action.help or '').partition(' (default: ')[0]} (default: {shown})"
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        """Show the metavar once, after the last alias."""
+        text = super()._format_action_invocation(action)
+        if action.option_strings and action.nargs != 0:
+            metavar = self._get_default_metavar_for_optional(action)
+            text = f"{', '.join(action.option_strings)} {self._format_args(action, metavar)}"
+        lines = self._split_lines(text, self._width - self._current_indent)
+        return f"\n{' ' * 2 * self._current_indent}".join(lines)
+
+
+class _Refused(argparse.Action):
+    """An option of another script that has a replacement here."""
+
+    def __init__(self, replacement: str, **options: Any):
+        super().__init__(nargs="*", help=argparse.SUPPRESS, **options)
+        self.replacement = replacement
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, _space: Any, _values: Any, flag: Any = None
+    ):
+        parser.error(f"{flag} is not an option here: {self.replacement}.")
+
+
+class Options:
+    """The options of a run, as attributes that cannot be changed.
+
+    They are one mapping in layers: what is `chosen`, as on a command line, wins over the defaults,
+    and of these the first that has the option.
+    """
+
+    def __init__(self, chosen: Dict[str, Any], *defaults: Dict[str, Any]):
+        vars(self).update(chosen=chosen, mapping=ChainMap(chosen, *defaults))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return vars(self)["mapping"][name]
+        except KeyError:
+            raise AttributeError(f"a recipe has no option {name!r}") from None
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a recipe cannot be changed, so {name} cannot be set.")
@@ -117,13 +191,13 @@ def add_devices(parser: TrainingParser) -> Add:
 
 def add_random_numbers(parser: TrainingParser) -> None:
     """Add what makes runs repeat."""
-    parser.group("schedule")("--seed", "seed of all random numbers", NUMBER, default=0)
+    parser.group("schedule")("--seed", "seed of all random numbers", read.NUMBER, default=0)
     add = parser.group("devices")
     repeats = (
         "use only algorithms that repeat bit for bit: on GPUs, and for sums over N > 2 workers, "
         "which then take (N + 1) // 2 times as many bytes (CPUs, and two workers, always repeat)"
     )
-    add("--deterministic", repeats, SWITCH)
+    add("--deterministic", repeats, read.SWITCH)
 
 
 def add_checkpoints(parser: TrainingParser, kept: str) -> Add:
@@ -133,9 +207,9 @@ def add_checkpoints(parser: TrainingParser, kept: str) -> Add:
         "save checkpoints and the trained float32 parameters here; without it, nothing of the "
         "network is saved"
     )
-    add("--save-dir --model-prefix", saved, FOLDER)
-    add("--save-batches", "also save a checkpoint every N batches", COUNT)
-    add("--keep", kept, COUNT, default=3)
+    add("--save-dir --model-prefix", saved, read.FOLDER)
+    add("--save-batches", "also save a checkpoint every N batches", read.COUNT)
+    add("--keep", kept, read.COUNT, default=3)
     resumed = "resume from this checkpoint, or from the newest in SAVE_DIR, if there is one"
     add("--resume", resumed, type=checkpoint, nargs="?", const="auto", metavar="auto|FILE")
     return add
@@ -145,23 +219,28 @@ def add_logs(parser: TrainingParser, interval: int) -> Add:
     """Add what is logged and written; `interval` is the default of ``--log-interval``."""
     add = parser.group(LOGS)
     logged = "log every N batches, 0 for never"
-    add("--log-interval --disp-batches", logged, NUMBER, default=interval)
+    add("--log-interval --disp-batches", logged, read.NUMBER, default=interval)
     records = "append a line of JSON for each interval and epoch to this file"
-    add("--log-json", records, OUTPUT)
-    add("--summary-json", "write the results to this file", OUTPUT)
+    add("--log-json", records, read.OUTPUT)
+    add("--summary-json", "write the results to this file", read.OUTPUT)
     also = "also append the log to this file, with every line that a terminal does not show"
-    add("--logging-file", also, OUTPUT)
+    add("--logging-file", also, read.OUTPUT)
     return add
 
 
 def add_trials(parser: TrainingParser) -> Add:
     """Add the option that shortens a run."""
     add = parser.group(LOGS)
-    add("--max-batches --benchmark-iters", "train on at most N batches of each epoch", COUNT)
+    add("--max-batches --benchmark-iters", "train on at most N batches of each epoch", read.COUNT)
     return add
 
 
-def check_devices(recipe: Any) -> None:
+def flag_of(name: str) -> str:
+    """Return the flag of an option: --batch-size for batch_size."""
+    return f"--{name.replace('_', '-')}"
+
+
+def check_devices(recipe: Options) -> None:
     """Raise `UsageError` if options of devices contradict each other."""
     if recipe.gpus and recipe.num_gpus is not None and recipe.num_gpus != len(recipe.gpus):
         gpus = ",".join(map(str, recipe.gpus))
@@ -172,7 +251,7 @@ def check_devices(recipe: Any) -> None:
         raise UsageError("--cpus and GPUs were both asked for: give one of them.")
 
 
-def check_resume(recipe: Any) -> None:
+def check_resume(recipe: Options) -> None:
     """Raise `UsageError` if there is no folder to find the newest checkpoint in."""
     if recipe.resume == "auto" and recipe.save_dir is None:
         raise UsageError("--resume auto looks into --save-dir, which was not given.")

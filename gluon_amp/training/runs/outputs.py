@@ -5,7 +5,7 @@ import importlib
 import os
 from argparse import ArgumentTypeError
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, NamedTuple, Tuple
+from typing import Callable, Iterator, List, NamedTuple, Tuple
 
 from gluon_amp.base.messages import UsageError, from_extra
 from gluon_amp.casting.cast import cast
@@ -14,6 +14,7 @@ from gluon_amp.training.command_line import output_file
 from gluon_amp.training.runs import log
 from gluon_amp.training.runs.checkpoints import SavingError
 from gluon_amp.training.runs.history import History
+from gluon_amp.training.runs.options import Options, flag_of
 
 import mxnet as mx
 from mxnet.gluon import HybridBlock
@@ -30,7 +31,7 @@ class Output(NamedTuple):
 PACKAGES = {"plot": ("matplotlib", "results"), "tensorboard": ("tensorboardX", "tensorboard")}
 
 
-def check_outputs(recipe: Any) -> None:
+def check_outputs(recipe: Options) -> None:
     """Raise `UsageError` now for outputs that could not be written after hours of training.
 
     Nothing is created, as a run that cannot begin should leave nothing.
@@ -48,8 +49,7 @@ def check_outputs(recipe: Any) -> None:
         if folder is not None:
             exists = next(each for each in (folder, *folder.absolute().parents) if each.exists())
             if not exists.is_dir():
-                option = f"--{name.replace('_', '-')}"
-                raise UsageError(f"{option} {folder} cannot be created: {exists} is a file.")
+                raise UsageError(f"{flag_of(name)} {folder} cannot be created: {exists} is a file.")
             _check_writable(exists / "parameters", name)
 
 
@@ -57,7 +57,7 @@ def _check_writable(path: Path, name: str) -> None:
     try:
         output_file(str(path))
     except ArgumentTypeError as error:
-        raise UsageError(f"--{name.replace('_', '-')} {error}.") from None
+        raise UsageError(f"{flag_of(name)} {error}.") from None
 
 
 def write_outputs(outputs: List[Output]) -> None:

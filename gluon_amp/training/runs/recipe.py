@@ -1,8 +1,4 @@
-"""The recipe of an image run: complete and frozen before data, network or devices are opened.
-
-Options on the command line win over the defaults of the data, these over the defaults of the
-network, and these over those of the command.
-"""
+"""The recipe of an image run: complete and frozen before data, network or devices are opened."""
 
 import functools
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
@@ -10,18 +6,9 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.data import SMALL
 from gluon_amp.training.networks.models import full_name
-from gluon_amp.training.runs.defaults import (
-    DATA_DEFAULTS,
-    FINE_TUNING,
-    FINE_TUNING_DATA,
-    FOLDERS,
-    MODEL_DEFAULTS,
-    OTHER_DEFAULTS,
-    input_side,
-)
+from gluon_amp.training.runs import defaults, options
 from gluon_amp.training.runs.image_options import CALTECH, add_image_options
-from gluon_amp.training.runs.options import GROUPS, LOGS, Options, check_devices, check_resume
-from gluon_amp.training.runs.parser import TrainingParser
+from gluon_amp.training.runs.options import Options, TrainingParser
 
 LARGEST_RESIZED = 16_384  # pixels of the shorter side before the crop: 0.8 GB in memory
 
@@ -34,23 +21,24 @@ EXAMPLES = {
     "schedule": "--num-epochs 6 --batch-size 32 --lr 0.05 --lr-mode cosine",
     "checkpoints": "--save-dir run --save-batches 500 --resume",
     "devices": "--gpus 0,1",
-    LOGS: "--log-json run.jsonl --plot errors.png",
+    options.LOGS: "--log-json run.jsonl --plot errors.png",
 }
 
 
-def _parser(defaults: Dict[str, Any], **about: Optional[str]) -> TrainingParser:
-    parser = TrainingParser(groups=GROUPS, examples=EXAMPLES, **about)
+def _parser(of_command: Dict[str, Any], **about: Optional[str]) -> TrainingParser:
+    parser = TrainingParser(groups=options.GROUPS, examples=EXAMPLES, **about)
     add_image_options(parser)
-    parser.set_defaults(**{**OTHER_DEFAULTS, **defaults})
+    parser.set_defaults(**{**defaults.OTHER_DEFAULTS, **of_command})
     return parser
 
 
 def train_parser(prog: Optional[str] = None) -> TrainingParser:
     """Return the parser of `gluon-amp train`."""
-    digits = "; ".join(
-        f"--{name.replace('_', '-')} {value}"
-        for name, value in DATA_DEFAULTS["digits"].items()
-        if name not in OTHER_DEFAULTS
+    digits = defaults.DATA_DEFAULTS["digits"]
+    listed = "; ".join(
+        f"{options.flag_of(name)} {value}"
+        for name, value in digits.items()
+        if name not in defaults.OTHER_DEFAULTS
     )
     return _parser(
         {},
@@ -58,15 +46,15 @@ def train_parser(prog: Optional[str] = None) -> TrainingParser:
         description="Train an image classifier in float32, or in mixed precision with --dtype "
         "float16, mixed_float16 or bfloat16.",
         epilog="Without ImageNet, it trains on handwritten digits, with these defaults: "
-        f"{digits}; --lr {DATA_DEFAULTS['digits']['lr_per_256']} * total batch / 256; and in a run "
-        f"of fewer epochs --batch-size {DATA_DEFAULTS['digits']['short_batch']}.",
+        f"{listed}; --lr {digits['lr_per_256']} * total batch / 256; and in a run "
+        f"of fewer epochs --batch-size {digits['short_batch']}.",
     )
 
 
 def fine_tuning_parser(prog: Optional[str] = None) -> TrainingParser:
     """Return the parser of `gluon-amp fine-tune`: the same options with other defaults."""
     return _parser(
-        FINE_TUNING,
+        defaults.FINE_TUNING,
         prog=prog,
         description="Fine-tune a pretrained classifier in float32, or in mixed precision with "
         "--dtype float16, mixed_float16 or bfloat16.",
@@ -76,17 +64,70 @@ def fine_tuning_parser(prog: Optional[str] = None) -> TrainingParser:
 
 
 class Recipe(Options):
-    """All options of an image run, as attributes, and some that follow from them.
+    """All options of an image run, as attributes, and what follows from them.
 
-    `data` is a data set's name, 'rec' for packed images, 'image-folder', 'folder' for
-    ``train/CLASS`` and ``val/CLASS``, or 'synthetic'. If the options name other data, `notice` says
-    so. Without ``--lr``, `lr_per_256` is the learning rate for every 256 images of a batch.
+    An option on the command line wins over the default of the data, this over that of the network,
+    and this over that of the command. `data` is a data set's name, 'rec' for packed images,
+    'image-folder', 'folder' for ``train/CLASS`` and ``val/CLASS``, or 'synthetic'; `notice` says
+    which data and why, if no option names them. Without ``--lr``, `lr_per_256` is the learning rate
+    for every 256 images of a batch.
     """
+
+    def __init__(self, chosen: Dict[str, Any], command: Dict[str, Any]):
+        data = described_data(chosen, command)
+        of_data = defaults.FINE_TUNING_DATA if command["fine_tunes"] else defaults.DATA_DEFAULTS
+        of_model = defaults.MODEL_DEFAULTS.get({**command, **chosen}["model"], {})
+        super().__init__(chosen, data, of_data.get(data["data"], {}), of_model, command)
+        _check(self)
 
     @property
     def policy(self) -> str:
         """The name of the policy of the network."""
         return "mixed_float16" if self.amp else self.dtype
+
+    arithmetic = policy  # what runs that resume must agree in
+
+    @property
+    def network(self) -> str:
+        """The zoo's name of the network."""
+        return full_name(self.model, self.num_layers)
+
+    @property
+    def input_size(self) -> int:
+        """Height and width of the network's input."""
+        smallest = defaults.input_side(self.data, self.network)
+        return self.mapping["input_size"] or smallest
+
+    @property
+    def share_of_epochs(self) -> float:
+        """How many of the usual epochs the run has: 1 for a run of as many or more."""
+        return min(1, self.num_epochs / self.mapping.parents["num_epochs"])
+
+    @property
+    def warmup_epochs(self) -> float:
+        """Epochs in which the learning rate rises: by default, of a shorter run the same share."""
+        share = 1 if "warmup_epochs" in self.chosen else self.share_of_epochs
+        return self.mapping["warmup_epochs"] * share
+
+    @property
+    def batch_size(self) -> int:
+        """Images of a batch on each device; some data have a smaller default for shorter runs."""
+        if self.short_batch and self.share_of_epochs < 1 and "batch_size" not in self.chosen:
+            return self.short_batch
+        return self.mapping["batch_size"]
+
+    @property
+    def lr_decay_epoch(self) -> Tuple[int, ...]:
+        """The epochs that begin with a decay of the learning rate in step mode."""
+        period = self.lr_decay_period
+        if not period:
+            return self.mapping["lr_decay_epoch"]
+        return tuple(range(period, self.num_epochs, period))
+
+    @property
+    def mixup(self) -> float:
+        """The parameter of the beta distribution of mixup; 0 for none."""
+        return self.mapping["mixup"] if self.mixup_alpha is None else self.mixup_alpha
 
     def learning_rate(self, total_batch: int) -> float:
         """Return ``--lr``, or else 0.1 (digits: 0.4) for every 256 images of a batch.
@@ -103,72 +144,40 @@ def read(
     parser: Callable[[Optional[str]], TrainingParser] = train_parser,
 ) -> Recipe:
     """Return the recipe of a command line of `gluon-amp train`."""
-    return _complete(*parser(prog).parse_explicit(arguments))
+    command, chosen = parser(prog).parse_explicit(arguments)
+    return Recipe(chosen, command)
 
 
 # The same for a command line of `gluon-amp fine-tune`.
 read_fine_tuning = functools.partial(read, parser=fine_tuning_parser)
 
 
-@functools.lru_cache(maxsize=None)
-def _defaults() -> Dict[str, Any]:
-    return train_parser().parse_explicit([])[0]
+PACKED = ("use_rec", "rec_train", "rec_train_idx", "rec_val", "rec_val_idx")
 
 
-def recipe_of(**options: Any) -> Recipe:
-    """Return the recipe of `gluon-amp train` with these options, by names as ``batch_size``."""
-    for name in options.keys() - _defaults().keys():
-        raise TypeError(f"a recipe has no option {name!r}")
-    return _complete(_defaults(), options)
-
-
-def _complete(defaults: Dict[str, Any], options: Dict[str, Any]) -> Recipe:
-    """Return the recipe of the options on a command line, given the defaults of its command."""
-    values = {**defaults, **options}
-    names = ("rec_train", "rec_train_idx", "rec_val", "rec_val_idx")
-    packed = values["use_rec"] or any(values[name] is not None for name in names)
-    data, notice = _data({**values, "reads_records": packed})
-    of_data = (FINE_TUNING_DATA if values["fine_tunes"] else DATA_DEFAULTS).get(data, {})
-    of_model = MODEL_DEFAULTS.get(values["model"], {})
-    values = {**defaults, **of_model, **of_data, **options}
-    values.update(data=data, notice=notice, reads_records=packed)
-    if "mixup_alpha" in options:
-        values["mixup"] = options["mixup_alpha"]
-    if values["image_folder"]:
-        values["dataset"] = "folder"
-    if "data_dir" not in options:
-        values["data_dir"] = FOLDERS.get(data, values["data_dir"])
-    usual = {**defaults, **of_data}["num_epochs"]
-    if values["num_epochs"] < usual:
-        if "warmup_epochs" not in options:  # the same share of the run
-            values["warmup_epochs"] *= values["num_epochs"] / usual
-        if values["short_batch"] and "batch_size" not in options:
-            values["batch_size"] = values["short_batch"]
-    if values["lr_decay_period"]:
-        starts = range(values["lr_decay_period"], values["num_epochs"], values["lr_decay_period"])
-        values["lr_decay_epoch"] = tuple(starts)
-    model = full_name(values["model"], values["num_layers"])
-    values["input_size"] = values["input_size"] or input_side(data, model)
-    recipe = Recipe(**values)
-    _check(recipe, options)
-    return recipe
-
-
-def _data(values: Dict[str, Any]) -> Tuple[str, Optional[str]]:
-    """Return the kind of data that options name, and a sentence if it is not there."""
-    if values["benchmark"]:
-        return "synthetic", None
-    if values["image_folder"]:
-        return "image-folder", None
-    if values["dataset"] in (*SMALL, *CALTECH):
-        return values["dataset"], None
-    if values["reads_records"] or values["dataset"] == "rec":
-        return "rec", None
-    if values["dataset"] or values["data_dir"].expanduser().exists():
-        return "folder", None
-    return "digits", (
-        f"No ImageNet at {values['data_dir']}: training on scikit-learn's handwritten digits."
-    )
+def described_data(chosen: Dict[str, Any], command: Dict[str, Any]) -> Dict[str, Any]:
+    """Return what the options on a command line say of the data: a layer of the recipe."""
+    packed = any(chosen.get(name) for name in PACKED)
+    in_files = packed or "data_dir" in chosen
+    dataset = chosen.get("dataset", None if in_files else command["dataset"])
+    notice = None
+    if chosen.get("benchmark"):
+        data = "synthetic"
+    elif chosen.get("image_folder"):
+        data = "image-folder"
+    elif in_files or "dataset" in chosen:
+        whole = dataset in (*SMALL, *CALTECH)
+        data = dataset if whole else "rec" if packed or dataset == "rec" else "folder"
+    else:
+        found = not dataset and command["data_dir"].expanduser().exists()
+        data = "folder" if found else dataset or "digits"
+        used = command["data_dir"] if found else "digits (8x8 images from scikit-learn)"
+        notice = f"data: {used}, as no option names others"
+    if chosen.get("image_folder"):
+        dataset = "folder"
+    folder = {"data_dir": defaults.FOLDERS[data]} if data in defaults.FOLDERS else {}
+    about = {"data": data, "dataset": dataset, "notice": notice, "reads_records": packed}
+    return {**about, **folder}
 
 
 # Options that exclude others, and what both choose
@@ -182,32 +191,27 @@ ALTERNATIVES = (
 WITHOUT_MODULE = "export freeze_features mixup clip_grad ema_decay accumulate resume_params".split()
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _check(recipe: Recipe, options: Dict[str, Any]) -> None:
+def _check(recipe: Recipe) -> None:
     """Raise `UsageError` if two options contradict each other."""
+    chosen, size = recipe.chosen, recipe.input_size
     for one, others, choice in ALTERNATIVES:
         for other in others:
-            if one in options and other in options:
-                raise UsageError(
-                    f"{_flag(one)} and {_flag(other)} both choose {choice}: give one of them."
-                )
-    check_devices(recipe)
-    if "data_dir" in options and not recipe.data_dir.expanduser().exists():
+            if one in chosen and other in chosen:
+                flags = f"{options.flag_of(one)} and {options.flag_of(other)}"
+                raise UsageError(f"{flags} both choose {choice}: give one of them.")
+    options.check_devices(recipe)
+    if "data_dir" in chosen and not recipe.data_dir.expanduser().exists():
         raise UsageError(
             f"--data-dir {recipe.data_dir} was not found: give the folder that holds the images."
         )
-    size = recipe.input_size
     resized = size / recipe.crop_ratio
     if resized > LARGEST_RESIZED:
         raise UsageError(
             f"--crop-ratio {recipe.crop_ratio:g} would resize images to {resized:.0f} pixels: give "
             f"at least {size / LARGEST_RESIZED:.2g} for --input-size {size}."
         )
-    _check_resume(recipe, options)
-    if recipe.warmup_epochs >= recipe.num_epochs and "warmup_epochs" in options:
+    _check_resume(recipe)
+    if recipe.warmup_epochs >= recipe.num_epochs and "warmup_epochs" in chosen:
         raise UsageError(
             f"--warmup-epochs {recipe.warmup_epochs} leaves none of --num-epochs "
             f"{recipe.num_epochs}: give fewer."
@@ -220,15 +224,16 @@ def _check(recipe: Recipe, options: Dict[str, Any]) -> None:
     for name in WITHOUT_MODULE:
         wanted = recipe.accumulate > 1 if name == "accumulate" else getattr(recipe, name)
         if recipe.mode == "module" and wanted:
-            raise UsageError(f"--mode module has no {_flag(name)}: use --mode hybrid.")
+            raise UsageError(f"--mode module has no {options.flag_of(name)}: use --mode hybrid.")
 
 
-def _check_resume(recipe: Recipe, options: Dict[str, Any]) -> None:
-    check_resume(recipe)
+def _check_resume(recipe: Recipe) -> None:
+    chosen = recipe.chosen
+    options.check_resume(recipe)
     if recipe.mode == "module":
-        if "resume_epoch" in options and recipe.save_dir is None:
+        if "resume_epoch" in chosen and recipe.save_dir is None:
             raise UsageError("--load-epoch reads from --model-prefix, which was not given.")
-    elif {"resume_epoch", "resume_params", "resume_states"} & options.keys() and (
+    elif {"resume_epoch", "resume_params", "resume_states"} & chosen.keys() and (
         recipe.resume_epoch is None or recipe.resume_params is None
     ):
         raise UsageError("--resume-epoch and --resume-params belong together: give both.")

@@ -1,23 +1,33 @@
-"""Tables for the plan of a run and its summary; the summary is also written as JSON."""
+"""What a run tells: its plan, a line of each epoch, its results, and the files with them."""
 
 import json
+import math
 import textwrap
+import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Dict, Iterable, List, Tuple
+from typing import Any, ClassVar, Dict, Iterable, List, Optional, Sequence, Tuple
 
+from gluon_amp.base import hardware
+from gluon_amp.base.messages import scale_text
 from gluon_amp.files import atomic
+from gluon_amp.inspection.doctor.advice import about_load
 from gluon_amp.policy import Policy
+from gluon_amp.trainer.loss_scale import NoLossScale
 from gluon_amp.training.command_line import WIDTH
-from gluon_amp.training.runs.outputs import saving
+from gluon_amp.training.runs import log
+from gluon_amp.training.runs.building import optimizer_options
+from gluon_amp.training.runs.devices import is_emulated, other_recommended
+from gluon_amp.training.runs.history import EpochResult, Validation
+from gluon_amp.training.runs.outputs import Output, save_parameters, saving, write_outputs
+from gluon_amp.training.runs.training import Training
 
-OBSERVED_NAMES = {
-    "conv_weight": "conv weights",
-    "conv_compute": "computed in",
-    "batchnorm": "BatchNorm",
-    "logits": "logits",
-    "loss": "loss",
-}
+import mxnet as mx
+
+NOT_KEPT = "Without --save-dir DIR, this run saves neither its network nor checkpoints."
+
 _EMULATED = {
     "float16": "emulated on this CPU: the roundings of float16, not the speed of a GPU",
     "bfloat16": "emulated on this CPU: the roundings of bfloat16, not the speed of oneDNN",
@@ -31,74 +41,225 @@ def arithmetic(policy: Policy, emulated: bool) -> str:
     return _EMULATED[policy.compute_dtype] if emulated else "native"
 
 
-def dtypes_in_words(observed: Dict[str, str]) -> str:
-    """Return observed dtypes in words, in the order of `OBSERVED_NAMES`."""
-    return ", ".join(f"{name} {observed[key]}" for key, name in OBSERVED_NAMES.items())
-
-
 def table(rows: Iterable[Tuple[str, object]]) -> str:
     """Return names and texts in two columns, `WIDTH` characters wide."""
-    rows = [(name, str(text)) for name, text in rows]
-    indent = max(len(name) for name, _ in rows) + 2
+    texts = [(name, str(text)) for name, text in rows]
+    indent = max(len(name) for name, _ in texts) + 2
     return "\n".join(
         textwrap.fill(
             text, WIDTH, initial_indent=name.ljust(indent), subsequent_indent=" " * indent
         )
-        for name, text in rows
+        for name, text in texts
     )
 
 
-class Summary(SimpleNamespace):
-    """The results of a run, by name: `Training.results` and what images or text add to them.
+@dataclass
+class Reporter:
+    """Tells of a training; images and text differ in what raises `NotImplementedError` here."""
 
-    A subclass defines `scores`, rows for the last validation, and `speed`, in words.
-    """
+    recommends = False  # a faster dtype, if there is one
+    # what a terminal shows of each epoch; `cells` returns their values
+    columns: ClassVar[Tuple[log.Column, ...]] = log.COLUMNS
 
-    def __str__(self) -> str:
-        scale = "none" if self.loss_scale is None else f"{self.loss_scale:g}"
-        study = " for study" if Policy(self.dtype).studies else ""
+    training: Training
+    observed: Dict[str, str]  # the dtypes that the network really uses
+    devices: Sequence[mx.Context]
+    total: int  # images, or streams of text, in one update
+    started: float  # by `time.perf_counter`
+
+    def __post_init__(self) -> None:
+        self.recipe, self.data = self.training.recipe, self.training.data
+        self.loop, self.engine = self.training.loop, self.training.loop.engine
+        self.policy = Policy(self.recipe.policy)
+        self.emulated = is_emulated(self.policy, self.devices)
+
+    def plan(self) -> List[Tuple[str, object]]:
+        """Return names and texts of what is going to happen."""
+        raise NotImplementedError
+
+    def summary(self, last: Validation) -> SimpleNamespace:
+        """Return the results of a run that ended with this validation: `results` and more."""
+        raise NotImplementedError
+
+    def scores(self, summary: SimpleNamespace) -> List[Tuple[str, object]]:
+        """Return names and texts of the scores of the last validation."""
+        raise NotImplementedError
+
+    def speed(self, summary: SimpleNamespace) -> str:
+        """Return in words how fast it was."""
+        raise NotImplementedError
+
+    def outputs(self, summary: SimpleNamespace) -> List[Output]:
+        """Return the files to write at the end, the most important first."""
+        path = self.recipe.summary_json
+        return [Output(partial(write_summary, summary, path))] if path else []
+
+    def name_data(self) -> None:
+        """Log which data are used, and why, where no option names them."""
+        if self.recipe.notice:
+            log.logger.info("%s\n", self.recipe.notice)
+
+    def begin(self) -> None:
+        """Log the plan, what is unusual about it, and the line above those of the epochs."""
+        log.logger.info("%s\n", table(self.plan()))
+        busy = about_load(hardware.load_average(), hardware.count_all_cores())
+        if busy:
+            log.logger.info("%s\n", table([("WARNING", busy)]))
+        recommended = other_recommended(self.policy, self.devices)
+        if recommended and self.recommends:
+            log.logger.info("%s\n", recommended)
+        if not (self.recipe.save_dir or self.recipe.eval_only):
+            log.logger.info("%s\n", NOT_KEPT)
+        if not self.recipe.eval_only:
+            log.for_terminal(log.epoch_head(self._shown))
+
+    def epoch(self, epoch: int, result: EpochResult, validation: Optional[Validation]) -> None:
+        """Show the line of an epoch."""
+        log.for_terminal(log.epoch_line(self._shown, self.cells(epoch, result, validation)))
+
+    def end(self, last: Validation) -> SimpleNamespace:
+        """Log the results and write the files; return the results."""
+        summary = self.summary(last)
+        self.loop.records.close()
+        log.logger.info("\n%s", table(self._results_in_words(summary)))
+        if self.loop.workers.first:
+            write_outputs(self.outputs(summary))
+            if not self.recipe.eval_only:
+                folder = self.recipe.save_dir
+                kept = f"Checkpoints and the network are in {folder}." if folder else NOT_KEPT
+                log.logger.info("\n%s", kept)
+        return summary
+
+    def _results_in_words(self, summary: SimpleNamespace) -> List[Tuple[str, object]]:
+        scale = "none" if summary.loss_scale is None else f"{summary.loss_scale:g}"
+        study = " for study" if self.policy.studies else ""
         how = f", emulated{study}" if self.emulated else ""
-        return table(
-            [
-                ("model", f"{self.model} on {self.data}"),
-                ("dtype", f"{self.dtype}{how}"),
-                *self.scores(),
-                *self.averaged(),
-                ("loss scale", f"{scale}, {self.skipped_steps} of {self.steps} steps skipped"),
-                ("speed", self.speed()),
-                ("time", f"{self.seconds:.1f} s, {self.epochs} epoch{'s' * (self.epochs != 1)}"),
-            ]
-        )
-
-    def averaged(self) -> List[Tuple[str, object]]:
-        """Return the row of ``--ema-decay``, if there is one."""
-        decay = vars(self).get("ema_decay")
-        return (
-            [] if decay is None else [("average", f"{self.ema_top1:.2f} % top-1, decay {decay!r}")]
-        )
-
-    def write(self, path: Path) -> None:
-        """Write them as JSON, completely or not at all."""
-        text = json.dumps(vars(self), indent=2, ensure_ascii=False) + "\n"
-        with saving(f"--summary-json {path}"):
-            atomic.write(path, text.encode())
-
-
-class ImageSummary(Summary):
-    """The results of a run on images."""
-
-    def scores(self) -> List[Tuple[str, object]]:
-        best = f"best {self.best_top1:.2f} % (epoch {self.best_epoch})"
-        unreadable = f", {self.unreadable} unreadable" if self.unreadable else ""
+        scores = self.scores(summary)
+        if self.training.averaged:
+            decay = self.recipe.ema_decay
+            scores.append(("average", f"{summary.ema_top1:.2f} % top-1, decay {decay!r}"))
+        epochs = f"{summary.epochs} epoch{'s' * (summary.epochs != 1)}"
         return [
-            ("observed", dtypes_in_words(self.observed_dtypes)),
-            ("top-1", f"{self.top1:.2f} %, {best}"),
-            ("top-5", f"{self.top5:.2f} %"),
-            ("validated", f"{self.validated}/{self.val_images} images{unreadable}"),
+            ("model", f"{summary.model} on {summary.data}"),
+            ("dtype", f"{summary.dtype}{how}"),
+            *scores,
+            ("loss scale", f"{scale}, {summary.skipped_steps} of {summary.steps} steps skipped"),
+            ("speed", self.speed(summary)),
+            ("time", f"{summary.seconds:.1f} s, {epochs}"),
         ]
 
-    def speed(self) -> str:
-        if self.images_per_second is None:
-            return "nothing was trained"
-        waited = f"waited for data {100 * self.waited_share:.0f} % of the time"
-        return f"{self.images_per_second:.1f} training images/s, {waited}"
+    @property
+    def _shown(self) -> List[log.Column]:
+        """What a terminal shows of each epoch, with or without an average."""
+        waited = log.COLUMNS[-1]
+        average = self.training.average
+        return [log.EMA if average and one == waited else one for one in self.columns]
+
+    def cells(
+        self, epoch: int, result: EpochResult, validation: Optional[Validation]
+    ) -> List[object]:
+        """Return what a terminal shows of an epoch, in the order of the columns."""
+        training, scale = self.training, self.engine.loss_scale
+        batches = min(len(training.batches), self.loop.max_batches or len(training.batches))
+        last: object = 100 * result.waited / result.seconds
+        if training.average:
+            last = validation and training.averaged and 100 * training.averaged.top1
+        return [
+            epoch,
+            result.loss,
+            None if validation is None else 100 * validation.top1,
+            self.loop.schedule(epoch, batches - 1),
+            None if isinstance(scale, NoLossScale) else scale_text(scale.scale),
+            result.skipped,
+            f"{result.images_per_second:.0f} {self.loop.unit}/s",
+            last,
+        ]
+
+    def optimizer_in_words(self) -> str:
+        """Describe the optimizer and its loss scale for the plan."""
+        options = [f"{k} {v:g}" for k, v in optimizer_options(self.recipe).items()]
+        scale = self.engine.loss_scale
+        scales = "none" if isinstance(scale, NoLossScale) else f"{scale.scale:g} to begin with"
+        return ", ".join([self.recipe.optimizer, *options, f"loss scale {scales}"])
+
+    def average_in_words(self) -> str:
+        """Describe the average of the weights for the plan; empty without one."""
+        decay = self.recipe.ema_decay
+        return "" if decay is None else f"average with decay {decay!r}"
+
+    def results(self, last: Validation) -> Dict[str, Any]:
+        """Return the results of images and of text, by their names in ``--summary-json``."""
+        history, scale = self.training.history, self.engine.loss_scale
+        trained = history.trained
+        validated = history.validated or [last]  # --eval-only with an untrained network
+        seconds = sum(result.seconds for result in trained)
+        samples = sum(result.images for result in trained)
+        return {
+            "model": self.recipe.model,
+            "data": self.data.name,
+            "dtype": self.recipe.policy,  # the requested one
+            "observed_dtypes": self.observed,
+            "emulated": self.emulated,
+            "devices": ", ".join(map(str, self.devices)),
+            "batch_size": self.recipe.batch_size,
+            "total_batch": self.total,
+            "epochs": len(history.validated),  # that the network was trained
+            "lr": self.loop.schedule.rate,
+            "seed": self.recipe.seed,
+            "top1": 100 * last.top1,  # percent of the validation images that can be read
+            "top5": 100 * last.top5,
+            "top1_by_epoch": [None if v is None else 100 * v.top1 for v in validated],
+            "cross_entropy": _finite(last.cross_entropy),  # nats
+            "cross_entropy_by_epoch": [v and _finite(v.cross_entropy) for v in validated],
+            "validated": last.images,
+            "val_images": self.data.val_images,
+            "train_images": self.data.train_images,
+            "train_loss": _finite(trained[-1].loss) if trained else None,
+            "loss_scale": None if isinstance(scale, NoLossScale) else scale.scale,
+            "skipped_steps": self.loop.skipped,
+            "steps": self.loop.steps,
+            "images_per_second": samples / seconds if seconds else None,  # without validation
+            "peak_mebibytes": hardware.peak_mebibytes(),
+            "train_seconds": seconds,
+            "seconds": time.perf_counter() - self.started,
+            **self._averaged_results(),
+        }
+
+    def _averaged_results(self) -> Dict[str, Any]:
+        """Return what ``--ema-decay`` adds to the results: those of the averaged weights."""
+        last = self.training.averaged
+        if last is None:
+            return {}
+        averaged = self.training.history.averaged or [last]
+        return {
+            "ema_decay": self.recipe.ema_decay,
+            "ema_top1": 100 * last.top1,
+            "ema_top5": 100 * last.top5,
+            "ema_top1_by_epoch": [None if v is None else 100 * v.top1 for v in averaged],
+            "ema_cross_entropy": _finite(last.cross_entropy),
+        }
+
+    def parameter_outputs(self, path: Path) -> List[Output]:
+        """Return the files of the trained parameters, and of their average as ``NAME-ema``."""
+        save, average = partial(save_parameters, self.engine.net), self.training.average
+        outputs = [Output(partial(save, path))]
+        if average:
+
+            def save_average() -> None:
+                with average.applied():
+                    save(path.with_name(f"{path.stem}-ema{path.suffix}"))
+
+            outputs.append(Output(save_average))
+        return outputs
+
+
+def write_summary(summary: SimpleNamespace, path: Path) -> None:
+    """Write results as JSON, completely or not at all."""
+    text = json.dumps(vars(summary), indent=2, ensure_ascii=False) + "\n"
+    with saving(f"--summary-json {path}"):
+        atomic.write(path, text.encode())
+
+
+def _finite(value: float) -> Optional[float]:
+    """Return the value, or None if it is infinite or NaN, which JSON does not have."""
+    return value if math.isfinite(value) else None

@@ -1,217 +1,39 @@
-"""One training run on images: a recipe in, a summary out."""
+"""A run from its first line to its last file: the same for images and for text."""
 
-import time
-from functools import partial
-from typing import Any, Dict, List, Tuple
+import contextlib
+from types import SimpleNamespace
 
-from gluon_amp.base.messages import UsageError
-from gluon_amp.policy import Policy
-from gluon_amp.training.data import Source, TrainingBatches, ValidationBatches
-from gluon_amp.training.networks.weights import load_matching
-from gluon_amp.training.runs import log, report
-from gluon_amp.training.runs.checkpoints import Position
-from gluon_amp.training.runs.confusions import Confusion, confusion_matrix, worst
-from gluon_amp.training.runs.devices import contexts
-from gluon_amp.training.runs.engines.build import build_engine
-from gluon_amp.training.runs.history import Counts, History, Validation
-from gluon_amp.training.runs.keeper import Keeper
-from gluon_amp.training.runs.loop import Loop
-from gluon_amp.training.runs.network import build_network
-from gluon_amp.training.runs.observe import observe
-from gluon_amp.training.runs.outputs import Output, check_outputs, draw_errors, export
-from gluon_amp.training.runs.recipe import Recipe
-from gluon_amp.training.runs.schedule import Schedule
-from gluon_amp.training.runs.seeds import set_seed, use_deterministic_algorithms
-from gluon_amp.training.runs.sources import open_data
+from gluon_amp.training.runs import log
+from gluon_amp.training.runs.history import Validation
+from gluon_amp.training.runs.report import Reporter
 from gluon_amp.training.runs.training import Training
-from gluon_amp.training.workers.group import connect
 
 
-def train(recipe: Recipe) -> report.ImageSummary:
-    """Train and validate, epoch by epoch, and write what the recipe asks for."""
-    check_outputs(recipe)
-    return prepare(recipe).run()
+def run(training: Training, reporter: Reporter) -> SimpleNamespace:
+    """Train, validate, log, and write the outputs."""
+    recipe, keeper = training.recipe, training.keeper
+    alone: contextlib.AbstractContextManager = contextlib.nullcontext()
+    if keeper.own and not recipe.eval_only:
+        alone = keeper.own.locked()
+    quiet = not training.loop.workers.first
+    with log.to_stdout(recipe.logging_file, quiet), keeper.interruption.noticing(), alone:
+        with keeper.naming_last_good():
+            last = _train(training, reporter)
+        summary = reporter.end(last)
+        keeper.interruption.leave_after("the run is over and everything was written")
+        return summary
 
 
-def prepare(recipe: Recipe) -> "ImageTraining":
-    """Open the data and build the network, its engine and the loop."""
-    started = time.perf_counter()
-    if recipe.deterministic:
-        use_deterministic_algorithms()
-    devices = contexts(recipe.gpus, recipe.num_gpus, recipe.cpus)
-    data = open_data(recipe, len(devices))
-    workers = connect(
-        recipe.kv_store, devices, repeats=recipe.deterministic, timeout=recipe.worker_timeout
-    )
-    set_seed(recipe.seed)
-    net = build_network(recipe, data.classes, data.image_shape[1], devices)
-    observed = observe(net, data, devices[0], recipe.model, Policy(recipe.policy))
-    batch = recipe.batch_size * len(devices)
-    share = (recipe.num_workers, workers.rank, workers.count)
-    batches = TrainingBatches(data.train, batch, recipe.seed, *share)
-    total = batch * workers.count * recipe.accumulate
-    schedule = Schedule(
-        recipe.learning_rate(total),
-        recipe.num_epochs,
-        len(batches),
-        recipe.lr_mode,
-        recipe.warmup_epochs,
-        recipe.lr_decay,
-        recipe.lr_decay_epoch,
-        recipe.warmup_lr,
-    )
-    engine = build_engine(recipe, net, data, devices, schedule.rate, workers)
-    if recipe.mode == "module":
-        observed = {**observed, "conv_weight": engine.weight_dtypes()}
-    paths = (recipe.log_json, recipe.tensorboard) if workers.first else ()
-    records = log.Records(*paths)
-    limits = (recipe.accumulate, recipe.log_interval, recipe.max_batches)
-    return ImageTraining(
-        recipe,
-        data,
-        observed,
-        devices,
-        workers,
-        Loop(engine, schedule, workers, records, *limits, seed=recipe.seed),
-        batches,
-        ValidationBatches(data.val, batch, *share),
-        started,
-    )
-
-
-class ImageTraining(Training):
-    """A run on images that is ready to start."""
-
-    recipe: Recipe
-    data: Source
-    keeps_best = recommends = True
-
-    def plan(self) -> List[Tuple[str, object]]:
-        recipe, data = self.recipe, self.data
-        rule = f"{recipe.lr_per_256:g} × {self.total} / 256" if recipe.lr is None else "as given"
-        size = "×".join(map(str, data.image_shape))
-        shorter = recipe.warmup_epochs != int(recipe.warmup_epochs)
-        proportion = ", in proportion to the shorter run" if shorter else ""
-        extras = [
-            f"label smoothing {recipe.label_smoothing:g}" if recipe.label_smoothing else "",
-            f"mixup {recipe.mixup:g}" if recipe.mixup else "",
-            f"gradients clipped to {recipe.clip_grad:g}" if recipe.clip_grad else "",
-            self.average_in_words(),
-            "no decay of biases and norms" if recipe.no_wd else "",
-        ]
-        images = f"{data.train_images} training and {data.val_images} validation images of {size}"
-        optimizer = [self.optimizer_in_words(), *filter(None, extras)]
-        how = report.arithmetic(Policy(recipe.policy), self.emulated)
-        trains = [
-            ("lr", f"{self.schedule.rate:g} ({rule}), {self.schedule}{proportion}"),
-            ("optimizer", ", ".join(optimizer)),
-        ]
-        return [
-            ("batch", self.batch_in_words()),
-            ("model", f"{recipe.model}, {data.classes} classes, --mode {recipe.mode}"),
-            ("data", f"{data.name}: {images}"),
-            ("requested", f"{recipe.policy}, {how}"),
-            ("observed", report.dtypes_in_words(self.observed)),
-            *([] if recipe.eval_only else trains),
-            ("seed", recipe.seed),
-        ]
-
-    def batch_in_words(self) -> str:
-        """Return how many images are in one update, and why."""
-        recipe, devices = self.recipe, ", ".join(map(str, self.devices))
-        parts = [f"{recipe.batch_size} per device × {len(self.devices)} ({devices})"]
-        if self.workers.count > 1:
-            parts.append(f"{self.workers.count} workers")
-        if recipe.accumulate > 1:
-            parts.append(f"{recipe.accumulate} accumulated")
-        return f"{' × '.join(parts)} = {self.total}"
-
-    def progress(self, position: Position) -> Dict[str, Any]:
-        data = self.data
-        about = {
-            "image_shape": data.image_shape,
-            "class_names": data.class_names,
-            "preprocessing": dict(data.preprocessing),
-        }
-        return {**super().progress(position), "about": about}
-
-    def begin(self, keeper: Keeper) -> Tuple[Position, Counts]:
-        """Return where the run begins; ``--resume-epoch`` reads files of GluonCV or of Module."""
-        epoch = self.recipe.resume_epoch
-        if epoch is None:
-            return super().begin(keeper)
-        if epoch >= self.recipe.num_epochs and not self.recipe.eval_only:
-            raise UsageError(
-                f"--resume-epoch {epoch} leaves nothing of --num-epochs {self.recipe.num_epochs} "
-                "to train: give more epochs, or --eval-only."
-            )
-        if self.recipe.mode == "module":
-            self.engine.load(self.recipe.save_dir, self.recipe.model, epoch)
-        else:
-            self._load_gluoncv_files()
-        # The files hold neither scores nor the order of the data, so these begin anew.
-        self.history = History(validated=[None] * epoch)
-        return Position(epoch, 0), Counts()
-
-    def _load_gluoncv_files(self) -> None:
-        """Load the parameters and the trainer states that GluonCV's script writes."""
-        params, states = self.recipe.resume_params, self.recipe.resume_states
-        missing = load_matching(self.engine.net, params)
-        if missing:
-            raise UsageError(f"{params} does not hold {missing[0]}: is it of another model?")
-        if states:
-            try:
-                self.engine.trainer.load_states(str(states))
-            except (OSError, ValueError) as error:
-                raise UsageError(f"--resume-states {states}: {error}") from None
-        self.engine.trainer.refresh_masters()
-
-    def save_epoch(self, epoch: int) -> None:
-        """With ``--mode module``, write Module's own three files."""
-        recipe = self.recipe
-        if recipe.mode == "module" and recipe.save_dir:
-            self.engine.save(recipe.save_dir, recipe.model, epoch + 1)
-
-    def confusions(self) -> List[Confusion]:
-        """Return and log the classes that are confused most often, if the recipe asks for them."""
-        if not self.recipe.confusions or self.workers.count > 1:
-            return []
-        matrix = confusion_matrix(self.engine, self.val_batches, self.data.classes)
-        confusions = worst(matrix, self.data.class_names, self.recipe.confusions)
-        for confusion in confusions:
-            log.logger.info("Confused: %s", confusion)
-        return confusions
-
-    def summary(self, last: Validation) -> report.ImageSummary:
-        validated = self.history.validated or [last]
-        scores = {e: v.top1 for e, v in enumerate(validated) if v is not None} or {0: last.top1}
-        best = max(scores, key=scores.__getitem__)
-        trained = self.history.trained
-        seconds = sum(result.seconds for result in trained)
-        waited = sum(result.waited for result in trained)
-        confusions = [confusion._asdict() for confusion in self.confusions()]
-        return report.ImageSummary(
-            **self.results(last),
-            mode=self.recipe.mode,
-            workers=self.workers.count,
-            confusions=confusions,
-            unreadable=last.unreadable,
-            best_top1=100 * scores[best],
-            best_epoch=best,  # counted from 0
-            waited_share=waited / seconds if seconds else None,  # for images
-        )
-
-    def outputs(self, summary: report.Summary) -> List[Output]:
-        recipe, net, outputs = self.recipe, self.engine.net, super().outputs(summary)
-        if recipe.save_dir and recipe.mode != "module" and not recipe.eval_only:
-            name = f"{self.data.name}-{recipe.model}-{recipe.num_epochs - 1}.params"
-            outputs += self.parameter_outputs(recipe.save_dir / name)
-        if recipe.plot:
-            title = f"{recipe.model}, {recipe.policy}"
-            draw = partial(draw_errors, self.history, recipe.plot, title)
-            outputs.append(Output(draw, required=False))
-        if recipe.export and recipe.mode != "module":
-            names = (recipe.policy, recipe.export, recipe.model)
-            write = partial(export, net, *names, self.data.image_shape)
-            outputs.append(Output(write, required=False))
-        return outputs
+def _train(training: Training, reporter: Reporter) -> Validation:
+    """Train the epochs that are left; return the validation of the final network."""
+    reporter.name_data()
+    position, counts = training.begin()  # before the plan, as it may refuse to resume
+    reporter.begin()
+    if training.recipe.eval_only:
+        finished = position.epoch if position.samples else max(position.epoch - 1, 0)
+        return training.validate(finished)
+    for epoch, result, validation in training.epochs(position, counts):
+        reporter.epoch(epoch, result, validation)
+    validated = training.history.validated
+    # the run may have been over already, and this epoch not validated
+    return validated[-1] or training.validate(len(validated) - 1)

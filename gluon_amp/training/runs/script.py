@@ -11,11 +11,11 @@ from gluon_amp.base.parameter_server import LostError
 from gluon_amp.base.startup import waiting
 from gluon_amp.training.command_line import status_of
 from gluon_amp.training.runs.checkpoints import SavingError
+from gluon_amp.training.runs.images import train
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.runs.loop import TrainingError
 from gluon_amp.training.runs.options import Options
 from gluon_amp.training.runs.recipe import Recipe
-from gluon_amp.training.runs.run import train
 from gluon_amp.training.runs.speed import loading_speed, training_speed
 from gluon_amp.training.workers.stores import naming_lost_workers
 

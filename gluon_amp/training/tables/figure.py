@@ -59,7 +59,7 @@ def plot(table: Table) -> "Figure":
         forest.sharey(points)
         forest.tick_params(labelleft=False)
     if has_curves:
-        _draw_curves(*panels[-1], table)
+        _draw_curves(panels[-1][0], panels[-1][1], table)
     when = f", {table.dates}" if table.dates else ""
     title = f"{table.model} on {table.data}, {table.source} on {table.hardware}{when}"
     figure.suptitle(textwrap.fill(title, TITLE_WIDTH))
@@ -164,7 +164,7 @@ def draw_difference(
 ) -> float:
     """Draw a difference on its interval, with a text; return the larger distance from 0."""
     low, high = comparison.low, comparison.high
-    if low is None:
+    if low is None or high is None:
         low = high = comparison.difference
     axes.hlines(height, low, high, color=colour, linewidth=1.6)
     axes.plot(comparison.difference, height, "o", color=colour, markersize=5, markerfacecolor=face)

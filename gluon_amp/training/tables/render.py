@@ -7,7 +7,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple
 from gluon_amp.policy import study
 from gluon_amp.training.tables.record import RunRecord
 from gluon_amp.training.tables.statistics import CONFIDENCE, Comparison, Spread, spread
-from gluon_amp.training.tables.table import Row, Table
+from gluon_amp.training.tables.table import Contrast, Row, Table
 
 NONE = "–"
 
@@ -55,7 +55,7 @@ def difference(comparison: Comparison, digits: int = 2) -> str:
 
 
 def _test(comparison: Optional[Comparison], field: str, form: str) -> str:
-    return _number(comparison and getattr(comparison, field), form)
+    return _number(getattr(comparison, field) if comparison else None, form)
 
 
 def _failures(row: Row) -> str:
@@ -130,8 +130,8 @@ def _heading(table: Table) -> List[str]:
     where = f"*{table.source.capitalize()}* on {table.hardware}{when}{how}."
     notes = [f"{table.model} on {table.data}. {where}"]
     emulated = list(dict.fromkeys(r.configuration.dtype for r in table.rows if r.emulated))
-    native = dict.fromkeys(row.configuration.dtype for row in table.rows)
-    native = [dtype for dtype in native if dtype not in emulated]
+    dtypes = dict.fromkeys(row.configuration.dtype for row in table.rows)
+    native = [dtype for dtype in dtypes if dtype not in emulated]
     studied = [dtype for dtype in emulated if dtype in study.FORMATS]
     emulated = [dtype for dtype in emulated if dtype not in studied]
     if studied:
@@ -146,8 +146,9 @@ def _heading(table: Table) -> List[str]:
             "result of every operator is rounded to the format. The sums and the times are not "
             f"those of a GPU, so there is no speed-up.{natively if native else ''}"
         )
-    seconds = [run.seconds for run in table.runs if run.failure is None]
-    if table.source == "measured" and None not in seconds:
+    finished = [run for run in table.runs if run.failure is None]
+    seconds = [run.seconds for run in finished if run.seconds is not None]
+    if table.source == "measured" and len(seconds) == len(finished):
         notes.append(f"The {len(seconds)} runs trained for {duration(sum(seconds))} in all.")
     parallel = max(row.parallel for row in table.rows)
     if parallel > 1:
@@ -198,50 +199,57 @@ def _tests(table: Table) -> List[str]:
     return parts
 
 
+def _contrasts(table: Table) -> List[Tuple[Row, Optional[Contrast]]]:
+    """Return each row with each of its contrasts, and with None if it has none."""
+    return [(row, each) for row in table.rows for each in row.contrasts or (None,)]
+
+
 def _test_table(table: Table, title: str, field: str, digits: int, unit: str = "") -> str:
     """Return a line for each contrast, and one for each row without any."""
     lines = []
-    for row in table.rows:
-        for contrast in row.contrasts or (None,):
-            comparison = contrast and getattr(contrast, field)
-            tested = comparison is not None and comparison.low is not None
-            verdict = _failures(row) if row.failures else str(comparison or NONE)
-            lines.append(
-                (
-                    row.configuration.label,
-                    contrast.label if contrast else NONE,
-                    str(len(row.seeds)),
-                    _mean(getattr(row, field), digits, unit),
-                    difference(comparison, digits) if tested else NONE,
-                    ("paired" if comparison.paired else "Welch") if tested else NONE,
-                    _test(comparison, "t", ".2f"),
-                    _test(comparison, "p", ".3f"),
-                    _test(comparison, "p_tost", ".3f"),
-                    verdict,
-                )
+    for row, contrast in _contrasts(table):
+        comparison: Optional[Comparison] = getattr(contrast, field, None)
+        tested, interval = NONE, NONE
+        if comparison is not None and comparison.low is not None:
+            tested = "paired" if comparison.paired else "Welch"
+            interval = difference(comparison, digits)
+        lines.append(
+            (
+                row.configuration.label,
+                contrast.label if contrast else NONE,
+                str(len(row.seeds)),
+                _mean(getattr(row, field), digits, unit),
+                interval,
+                tested,
+                _test(comparison, "t", ".2f"),
+                _test(comparison, "p", ".3f"),
+                _test(comparison, "p_tost", ".3f"),
+                _failures(row) if row.failures else str(comparison or NONE),
             )
+        )
     return aligned([column.format(title) for column in TEST_COLUMNS], lines)
 
 
 def _epochs(table: Table) -> List[str]:
     lines = []
-    for row in table.rows:
-        for contrast in row.contrasts or (None,):
-            test = contrast and contrast.epochs
-            rule = "accepted" if test and test.accepted else "refused"
-            reached = [epochs for epochs in row.epochs if epochs is not None]
-            lines.append(
-                (
-                    row.configuration.label,
-                    contrast.label if contrast else NONE,
-                    f"{len(reached)} of {len(row.seeds)}",
-                    _mean(spread(reached) if reached else None, 1),
-                    NONE if test is None else f"{round(test.difference, 1) + 0.0:+.1f}",
-                    _number(test and test.p_fewer, ".3f"),
-                    rule if test and contrast.same_batch else NONE,
-                    _number(test and test.p_more, ".3f"),
-                )
+    for row, contrast in _contrasts(table):
+        test = contrast.epochs if contrast else None
+        reached = [epochs for epochs in row.epochs if epochs is not None]
+        rule = NONE
+        if test and contrast and contrast.same_batch:
+            rule = "accepted" if test.accepted else "refused"
+        lines.append(
+            (
+                row.configuration.label,
+                contrast.label if contrast else NONE,
+                f"{len(reached)} of {len(row.seeds)}",
+                _mean(spread(reached) if reached else None, 1),
+                f"{round(test.difference, 1) + 0.0:+.1f}" if test else NONE,
+                _number(test.p_fewer if test else None, ".3f"),
+                rule,
+                _number(test.p_more if test else None, ".3f"),
             )
+        )
     return [
         f"Epochs until the top-1 accuracy first is {table.target:.2f} %, the lowest with which a "
         "run of the first row ended. The means are over the runs that reach it; the tests count "

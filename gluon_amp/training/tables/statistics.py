@@ -86,7 +86,8 @@ def compare(values: Sequence[float], reference: Sequence[float], margin: float) 
     low, high = pair.tconfint_diff(alpha=1 - CONFIDENCE, usevar="unequal")
     t, p, _ = pair.ttest_ind(usevar="unequal")
     p_tost, _, _ = weightstats.ttost_ind(*samples, -margin, margin, usevar="unequal")
-    return Comparison(difference, margin, *map(float, (low, high, t, p, p_tost)))
+    tests = (float(low), float(high), float(t), float(p), float(p_tost))
+    return Comparison(difference, margin, *tests)
 
 
 def compare_pairs(values: Sequence[float], reference: Sequence[float], margin: float) -> Comparison:
@@ -102,7 +103,8 @@ def compare_pairs(values: Sequence[float], reference: Sequence[float], margin: f
     low, high = sample.tconfint_mean(alpha=1 - CONFIDENCE)
     t, p, _ = sample.ttest_mean()
     p_tost, _, _ = sample.ttost_mean(-margin, margin)
-    return Comparison(paired.mean, margin, *map(float, (low, high, t, p, p_tost)), paired=True)
+    tests = (float(low), float(high), float(t), float(p), float(p_tost))
+    return Comparison(paired.mean, margin, *tests, paired=True)
 
 
 @dataclass(frozen=True)

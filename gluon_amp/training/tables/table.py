@@ -6,7 +6,7 @@ compared if float16 was emulated or if runs shared the machine.
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.tables import statistics
@@ -127,7 +127,7 @@ def tabulate(
     runs = [run for group in groups for run in group]
     finished = [run for run in runs if run.failure is None]
     if not finished:
-        reasons = sorted({run.failure for run in runs})
+        reasons = sorted({run.failure for run in runs if run.failure is not None})
         raise UsageError(f"no run has a result{': ' if reasons else '.'}{'; '.join(reasons)}")
     _check_comparable(finished)
     results = [[run for run in group if run.failure is None] for group in groups]
@@ -180,8 +180,8 @@ def _contrast(
     top1 = test([run.top1 for run in runs], [run.top1 for run in others], margin)
     cross_entropy = epochs = None
     if row.cross_entropy and reference.cross_entropy:
-        pair = ([run.cross_entropy for run in each] for each in (runs, others))
-        cross_entropy = test(*pair, cross_entropy_margin)
+        own, other = _known(runs, "cross_entropy"), _known(others, "cross_entropy")
+        cross_entropy = test(own, other, cross_entropy_margin)
     if row.epochs and reference.epochs:
         epochs = statistics.compare_epochs(_at_least(row), _at_least(reference))
     return Contrast(
@@ -201,10 +201,16 @@ def _at_least(row: Row) -> List[int]:
 
 def speed_up(row: Row, reference: Row) -> Optional[float]:
     """Return how many times faster a row trains; None if the times cannot be compared."""
-    rows = (row, reference)
-    if any(each.emulated or each.parallel > 1 or not each.seconds for each in rows):
-        return None
-    return reference.seconds / row.seconds
+    alike = not any(each.emulated or each.parallel > 1 for each in (row, reference))
+    if alike and row.seconds and reference.seconds:
+        return reference.seconds / row.seconds
+    return None
+
+
+def _known(runs: Sequence[RunRecord], name: str) -> List[float]:
+    """Return a number of each run that has it."""
+    values = (getattr(run, name) for run in runs)
+    return [value for value in values if value is not None]
 
 
 def _row(
@@ -217,19 +223,22 @@ def _row(
     if not finished:
         return Row(configuration, (), failures=failures)
 
-    values = {name: [getattr(run, name) for run in finished] for name in MEANS}
-    means = {
-        name: None if None in of else statistics.spread(of).mean for name, of in values.items()
-    }
-    cross_entropies = [run.cross_entropy for run in finished]
-    has_curve = target is not None and all(len(run.errors) > 1 for run in finished)
+    def over_runs(name: str) -> Optional[statistics.Spread]:
+        values = _known(finished, name)
+        return statistics.spread(values) if len(values) == len(finished) else None
+
+    spreads = {name: over_runs(name) for name in MEANS}
+    means: Dict[str, Any] = {name: of and of.mean for name, of in spreads.items()}
+    epochs: Tuple[Optional[int], ...] = ()
+    if target is not None and all(len(run.errors) > 1 for run in finished):
+        epochs = tuple(run.epochs_to(target) for run in finished)
     return Row(
         configuration,
         tuple(run.seed for run in finished),
         statistics.spread([run.top1 for run in finished]),
-        None if None in cross_entropies else statistics.spread(cross_entropies),
+        over_runs("cross_entropy"),
         tuple(statistics.spread(errors) for errors in zip(*(run.errors for run in finished))),
-        tuple(run.epochs_to(target) for run in finished) if has_curve else (),
+        epochs,
         emulated=any(run.emulated for run in finished),
         parallel=max(run.parallel for run in finished),
         failures=failures,
@@ -249,10 +258,15 @@ FAQ_HARDWARE = "8 NVIDIA V100 (AWS p3.16xlarge)"
 
 def published(margin: float) -> Table:
     """Return the table of MXNet's float16 FAQ. It has one run of each row, so there is no test."""
-    about = {"data": "imagenet", "model": "resnet50_v1"}
     runs = [
         RunRecord(
-            configuration, 0, FAQ_HARDWARE, errors=(100 - top1,), seconds=3600 * hours, **about
+            configuration,
+            seed=0,
+            hardware=FAQ_HARDWARE,
+            data="imagenet",
+            model="resnet50_v1",
+            errors=(100 - top1,),
+            seconds=3600 * hours,
         )
         for configuration, top1, hours in FAQ
     ]

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from queue import Empty, SimpleQueue
-from typing import List, Optional, Sequence, Set, TextIO
+from typing import Any, List, Optional, Sequence, Set, TextIO
 
 from gluon_amp.base.messages import FINISHED, UsageError, first_few
 from gluon_amp.training.command_line import SIGNALS, handling_signals
@@ -36,7 +36,7 @@ class Process:
     def __init__(self, task: Task, command: Sequence[str], events: SimpleQueue):
         self.task = task
         self._events = events
-        self._popen = subprocess.Popen(
+        self._popen: Any = subprocess.Popen(  # all its streams are pipes
             task.arguments(command, os.getcwd()),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Dict, List, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import LAUNCHER, UsageError
-from gluon_amp.training.command_line import Parser, path, positive, whole
+from gluon_amp.training.command_line import OUTPUT, Parser, positive, whole
 
 LOCALHOST = "127.0.0.1"
 SUPERVISOR = Path(__file__).with_name("supervisor.py").read_text()
@@ -88,24 +88,26 @@ def _parser(prog: str) -> Parser:
     )
     count = {"type": whole(1, 4096), "metavar": "N"}
     variable = {"type": _variable, "metavar": "NAME[=VALUE]", "action": "append", "default": []}
-    add = parser.add_argument
-    add("-n", "--num-workers", required=True, help="processes that train", **count)
-    servers = "processes that add up gradients (default: as many as workers)"
-    add("-s", "--num-servers", help=servers, **count)
+    add = parser.add
+    add("-n --num-workers", "processes that train", count, required=True)
+    add("-s --num-servers", "processes that add up gradients (default: as many as workers)", count)
     machines = "machines to use, one HOST or USER@HOST or HOST:SSHPORT on a line"
-    add("-H", "--hostfile", type=path, metavar="FILE", help=machines)
+    add("-H --hostfile", machines, OUTPUT)
     where = "local runs everything here, on 127.0.0.1 (default: ssh if there is a hostfile)"
-    add("--launcher", choices=("local", "ssh"), help=where)
+    add("--launcher", where, choices=("local", "ssh"))
     own = "address of this machine for the others (default: the one towards the first host)"
-    add("--host-ip", metavar="IP", help=own)
-    add("--env", help="set a variable for all processes, or pass on this machine's", **variable)
-    add("--env-server", help="the same for servers only", **variable)
-    add("--env-worker", help="the same for workers only", **variable)
-    gpus = "give each worker N GPUs of its machine (default: each sees all)"
-    add("--gpus-per-worker", help=gpus, **count)
+    add("--host-ip", own, metavar="IP")
+    add("--env", "set a variable for all processes, or pass on this machine's", variable)
+    add("--env-server", "the same for servers only", variable)
+    add("--env-worker", "the same for workers only", variable)
+    add(
+        "--gpus-per-worker",
+        "give each worker N GPUs of its machine (default: each sees all)",
+        count,
+    )
     time = "time to save after Ctrl-C or SIGTERM, before all processes are ended (default: 60)"
-    add("--grace", type=positive, default=60.0, metavar="SECONDS", help=time)
-    add("command", nargs="+", metavar="COMMAND", help="what to run")
+    add("--grace", time, type=positive, default=60.0, metavar="SECONDS")
+    add("command", "what to run", nargs="+", metavar="COMMAND")
     return parser
 
 
@@ -173,8 +175,9 @@ def free_port(ip: str) -> int:
 def tasks(options: argparse.Namespace) -> List[Task]:
     """Return the processes to start: the scheduler here, workers and servers round the hosts."""
     if options.launcher == "ssh":
-        machines: List[Optional[str]] = list(hosts(options.hostfile))
-        ip = options.host_ip or address(machines[0])
+        listed = hosts(options.hostfile)
+        ip = options.host_ip or address(listed[0])
+        machines: List[Optional[str]] = [*listed]
         common = {name: value for name, value in os.environ.items() if PASSED.fullmatch(name)}
     else:
         machines, ip = [None], LOCALHOST

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from gluon_amp.training.data import open_digits
+from gluon_amp.training.data.datasets import enlarge
 from gluon_amp.training.data.digits import load_digits, normalise, shift
-from gluon_amp.training.data.enlarge import enlarge
 
 
 def test_digits_split_is_fixed():

@@ -20,7 +20,6 @@ from gluon_amp.training.data.source import Images, UnreadableImageError
 from tests.images import record_files, write_records
 
 import mxnet as mx
-from mxnet.gluon.data import SimpleDataset
 
 
 class Numbers(Images):
@@ -117,12 +116,6 @@ def test_the_augmentation_of_an_image_depends_on_seed_epoch_and_index():
     keys = [(7, 3, 0), (8, 3, 0), (7, 4, 0), (7, 3, 1), (7, 3, 0)]
     drawn = [generator_of(*key).random() for key in keys]
     assert len(set(drawn)) == 4 and drawn[0] == drawn[4]
-
-
-def test_any_dataset_of_pairs_is_loaded():
-    pairs = [(mx.nd.array([2.5]), 0), (np.float32([1.5]), 1)]
-    (batch,) = data(TrainingBatches(SimpleDataset(pairs), 2, num_workers=0).epoch(0))
-    assert sorted(zip(*batch)) == [([1.5], 1), ([2.5], 0)]
 
 
 @pytest.mark.parametrize("parts, repeated", [(2, 0), (3, 2), (16, 6)])

@@ -1,4 +1,4 @@
-"""Synthetic images in memory; tests/experiments/test_input_benchmark.py has those in records."""
+"""Synthetic images in memory."""
 
 import numpy as np
 

@@ -3,11 +3,11 @@
 import numpy as np
 
 from gluon_amp.training.data import teacher
-from gluon_amp.training.data.teacher import TaughtImages, label, open_taught
+from gluon_amp.training.data.teacher import label, open_taught, taught
 
 
 def test_labels_are_those_of_the_teacher_for_every_seed():
-    images = TaughtImages(2000, seed=5)
+    images = taught(2000, seed=5)
     inputs = np.stack([images[index][0].asnumpy().ravel() for index in range(2000)])
     labels = [images[index][1] for index in range(2000)]
     assert labels == label(inputs).tolist() == label(inputs).tolist()
@@ -15,7 +15,7 @@ def test_labels_are_those_of_the_teacher_for_every_seed():
     assert counts.min() > 60 and counts.max() < 500  # no class is rare, none is most of all
     # The labels are no linear function of the inputs: least squares finds less than the teacher.
     weights = np.linalg.lstsq(inputs, np.eye(10)[labels], rcond=None)[0]
-    linear = TaughtImages(2000, seed=6)
+    linear = taught(2000, seed=6)
     others = np.stack([linear[index][0].asnumpy().ravel() for index in range(2000)])
     right = (others @ weights).argmax(axis=1) == label(others)
     assert 0.3 < right.mean() < 0.75

@@ -26,7 +26,7 @@ import gluon_amp
 from gluon_amp.training.workers.group import leave
 from gluon_amp.training.runs import loop, script
 from gluon_amp.training.runs.engines.gluon import GluonEngine
-from gluon_amp.training.runs import network as network_build
+from gluon_amp.training.runs import building
 from gluon_amp.training.runs.recipe import read
 from mxnet.gluon import nn
 
@@ -70,7 +70,7 @@ def slow(method):
 
 
 def main():
-    network_build.build = build
+    building.build = build
     if os.environ.get("DIES"):
         loop.Loop._count = count
     if os.environ.get("SLOW"):

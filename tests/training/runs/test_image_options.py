@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from gluon_amp.trainer.loss_scale import resolve
-from gluon_amp.training.runs.engines.build import loss_scale_option
+from gluon_amp.training.runs.building import loss_scale_option
 from gluon_amp.training.runs.image_options import REFUSED
 from gluon_amp.training.runs.recipe import read, train_parser
 
@@ -69,11 +69,13 @@ def test_the_first_dynamic_loss_scale(text, expected):
 
 def test_options_of_other_scripts_name_their_replacement(capsys):
     for flag, replacement in REFUSED.items():
-        with pytest.raises(SystemExit) as stop:
-            read([flag, "1"])
-        error = capsys.readouterr().err
-        assert stop.value.code == 2
-        assert f"{flag} is not an option here: {replacement}." in error and error.count("\n") == 1
+        for line in ([flag], [flag, "3", "4"], [f"{flag}=3"]):
+            with pytest.raises(SystemExit) as stop:
+                read(line)
+            error = capsys.readouterr().err
+            assert stop.value.code == 2 and error.count("\n") == 1
+            assert f"{flag} is not an option here: {replacement}." in error
+        assert f"{flag} " not in train_parser().format_help()
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def small_loop(devices=None, dtype="float32", rate=0.1, objective=None, **option
     devices = devices or [mx.cpu()]
     net = amp.cast(dense_net(devices), dtype)
     trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": rate, "momentum": 0.9})
-    engine = GluonEngine(net, trainer, objective or Objective(3), devices)
+    engine = GluonEngine(net, trainer, devices, objective or Objective(3))
     return Loop(engine, Schedule(rate, 5, 3, "constant"), **options)
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.runs import outputs
-from gluon_amp.training.runs.recipe import recipe_of
+from gluon_amp.training.runs.recipe import read
 
 import mxnet as mx
 from mxnet import gluon, nd
@@ -49,18 +49,19 @@ def test_an_export_has_the_bits_of_the_masters_and_the_dtypes_of_the_policy(trai
 def test_what_cannot_be_written_is_known_before_the_run(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     for option, path, reason in (
-        ("summary_json", tmp_path, "--summary-json .* is a directory, expected a file"),
+        ("summary-json", tmp_path, "--summary-json .* is a directory, expected a file"),
         ("plot", tmp_path / "none" / "a.png", "--plot .* there is no directory"),
-        ("save_dir", tmp_path / "file", "--save-dir .* cannot be created: .*/file is a file"),
+        ("save-dir", tmp_path / "file", "--save-dir .* cannot be created: .*/file is a file"),
         ("export", tmp_path / "file" / "x", "--export .* cannot be created: .*/file is a file"),
     ):
         with pytest.raises(UsageError, match=reason):
-            outputs.check_outputs(recipe_of(**{option: path}))
-    folders = dict.fromkeys(("save_dir", "tensorboard", "export"), tmp_path / "new" / "folder")
-    outputs.check_outputs(recipe_of(**folders))
+            outputs.check_outputs(read([f"--{option}", str(path)]))
+    folder = str(tmp_path / "new" / "folder")
+    recipe = read(["--save-dir", folder, "--tensorboard", folder, "--export", folder])
+    outputs.check_outputs(recipe)
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(UsageError, match="--tensorboard needs tensorboardX: run `pip install"):
-        outputs.check_outputs(recipe_of(**folders))
+        outputs.check_outputs(recipe)
     assert not (tmp_path / "new").exists()  # a run that cannot begin leaves nothing
 
 

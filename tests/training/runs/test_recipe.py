@@ -8,7 +8,7 @@ import pytest
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.networks.models import MXNET_MODELS, OWN_MODELS, build
 from gluon_amp.training.runs.defaults import FINE_TUNING, input_side
-from gluon_amp.training.runs.recipe import read, read_fine_tuning, recipe_of
+from gluon_amp.training.runs.recipe import read, read_fine_tuning
 from gluon_amp.training.runs.schedule import Schedule
 
 import mxnet as mx
@@ -19,22 +19,22 @@ pytestmark = pytest.mark.usefixtures("no_imagenet")
 def test_fine_tuning_has_the_same_options_with_other_defaults(tmp_path):
     (tmp_path / "pets").mkdir()
     recipe = read_fine_tuning(["--image-folder", str(tmp_path / "pets")])
-    usual = recipe_of(dataset="imagenet")
+    usual = read(["--dataset", "imagenet"])
     for name, value in {**FINE_TUNING, "dataset": "folder"}.items():
         assert getattr(recipe, name) == value != getattr(usual, name)
-    assert vars(recipe).keys() == vars(usual).keys()
+    assert recipe.mapping.keys() == usual.mapping.keys()
     line = "--model resnet50_v1 --dataset caltech101 --gpus 0 --num-worker 30 --dtype float16"
     recipe = read_fine_tuning(line.split())  # of MXNet's FAQ
     assert (recipe.model, recipe.data, recipe.num_workers) == ("resnet50_v1", "caltech101", 30)
 
 
 def test_a_recipe_cannot_be_changed():
-    recipe = recipe_of(batch_size=3)
-    assert (recipe.batch_size, recipe) == (3, recipe)
+    recipe = read(["--batch-size", "3"])
     with pytest.raises(AttributeError, match="seed cannot be set"):
         recipe.seed = 7
-    with pytest.raises(TypeError, match="a recipe has no option 'batchsize'"):
-        recipe_of(batchsize=4)
+    with pytest.raises(AttributeError, match="a recipe has no option 'batchsize'"):
+        recipe.batchsize  # noqa: B018
+    assert recipe.batch_size == 3
 
 
 @pytest.mark.parametrize(
@@ -60,6 +60,31 @@ def test_a_recipe_cannot_be_changed():
 def test_options_that_contradict_each_other(line, sentence):
     with pytest.raises(UsageError, match=sentence):
         read(line.split())
+
+
+def test_the_data_are_named_where_no_option_names_them(tmp_path):
+    digits = "data: digits (8x8 images from scikit-learn), as no option names others"
+    assert (read([]).notice, read_fine_tuning(["--amp"]).notice) == (digits, digits)
+    folder = tmp_path / "home" / ".mxnet" / "datasets" / "imagenet"
+    folder.mkdir(parents=True)
+    found = read([])
+    assert (found.data, found.input_size) == ("folder", 224)
+    assert found.notice == "data: ~/.mxnet/datasets/imagenet, as no option names others"
+    assert max(map(len, (digits, found.notice))) <= 80
+
+
+@pytest.mark.parametrize(
+    "line, data",
+    [
+        ("--rec-train a --rec-val b", "rec"),
+        ("--use-rec", "rec"),
+        ("--data-dir .", "folder"),
+        ("--data-dir . --dataset digits", "digits"),
+    ],
+)
+def test_fine_tuning_reads_the_data_that_its_options_name(line, data):
+    recipe = read_fine_tuning(line.split())
+    assert (recipe.data, recipe.notice) == (data, None)
 
 
 @pytest.mark.parametrize(
@@ -109,11 +134,11 @@ def test_a_shorter_run_warms_up_for_the_same_share_of_it(line, warmup, batch):
 
 
 def test_the_learning_rate_follows_the_total_batch():
-    recipe = recipe_of(dataset="imagenet")
+    recipe = read(["--dataset", "imagenet"])
     rates = [recipe.learning_rate(total) for total in (8 * 128, 8 * 256, 256)]
     assert rates == pytest.approx([0.4, 0.8, 0.1], rel=1e-12)
-    assert recipe_of(lr=0.25).learning_rate(1024) == 0.25
-    assert recipe_of(dataset="digits").learning_rate(256) == pytest.approx(0.4)
+    assert read(["--lr", "0.25"]).learning_rate(1024) == 0.25
+    assert read(["--dataset", "digits"]).learning_rate(256) == pytest.approx(0.4)
 
 
 def accepts(model):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.data.class_names import write_classes
+from gluon_amp.training.data.splitting import write_classes
 from gluon_amp.training.runs.recipe import read, read_fine_tuning
 from gluon_amp.training.runs.sources import open_data, record_files
 from tests.idx_files import write_fashion

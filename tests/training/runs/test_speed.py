@@ -1,12 +1,16 @@
 """`--benchmark` and `--test-io`."""
 
+import itertools
 import json
 
 import pytest
 
 from gluon_amp.lowering.emulation import is_emulated
 from gluon_amp.training.console import train
+from gluon_amp.training.runs.speed import WARM_UP_BATCHES, images_per_second
 from tests.images import write_folders
+
+import mxnet as mx
 
 pytestmark = pytest.mark.usefixtures("no_imagenet")
 
@@ -38,3 +42,16 @@ def test_the_speed_of_loading(tmp_path, capsys):
     result = json.loads(capsys.readouterr().out)
     assert (result["image_shape"], result["batches"], result["num_workers"]) == ([3, 32, 32], 2, 1)
     assert result["images_per_second"] > 0
+
+
+def test_the_time_of_exactly_the_measured_batches_counts(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("gluon_amp.training.runs.speed.time.perf_counter", lambda: clock[0])
+
+    def batches():
+        for number in itertools.count():
+            clock[0] += 50 if number < WARM_UP_BATCHES else 2  # seconds
+            yield mx.nd.zeros((10, 1)), None
+
+    assert images_per_second(batches(), 5) == 5.0  # 50 images in 10 seconds
+    assert clock[0] == 100 + WARM_UP_BATCHES * 50 + 10

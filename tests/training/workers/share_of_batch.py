@@ -14,7 +14,7 @@ import numpy as np
 
 import gluon_amp as amp
 from gluon_amp import symbolic
-from gluon_amp.training.runs import network, script
+from gluon_amp.training.runs import building, script
 from gluon_amp.training.runs.recipe import read
 from gluon_amp.training.workers.group import leave
 
@@ -86,7 +86,7 @@ def module(policy, initialized, contexts, kvstore, images, labels):
 
 
 def command(start, policy, devices, result):
-    network.build = build
+    building.build = build
     workers = os.environ.get("DMLC_NUM_WORKER")
     batch = BATCH // devices // int(workers or 1)
     log = Path(f"{result}.log")  # of the first worker

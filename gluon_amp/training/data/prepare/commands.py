@@ -7,31 +7,29 @@ from typing import Any, Callable, Dict
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.files.atomic import InUseError
-from gluon_amp.training.command_line import Parser, natural, positive_int, status_of, whole
+from gluon_amp.training import command_line as read
+from gluon_amp.training.command_line import Parser, adding_to, status_of
 from gluon_amp.training.data.prepare.packing import LONGEST, Encoding, Packing
 from gluon_amp.training.data.splitting import Split
 
 
 def add_options(parser: Parser, per_class: str) -> None:
     """Add the shared options to a parser; `per_class` ends the help of ``--train-per-class``."""
-    number = {"type": positive_int, "metavar": "N"}
-    images = parser.add_mutually_exclusive_group()
-    each = f"images of each class for training {per_class}"
-    images.add_argument("--train-per-class", help=each, **number)
-    total = "images for training in total, in proportion from each class"
-    images.add_argument("--train-images", help=total, **number)
-    add = parser.add_argument
+    add = adding_to(parser.add_mutually_exclusive_group())
+    add("--train-per-class", f"images of each class for training {per_class}", read.COUNT)
+    add("--train-images", "images for training in total, in proportion from each class", read.COUNT)
+    add = parser.add
     seed = "determines the training images and their order (default: %(default)s)"
-    add("--split-seed", type=natural, default=0, metavar="N", help=seed)
+    add("--split-seed", seed, read.NUMBER, default=0)
     without = "leave out this class, or this image as CLASS/FILE; may be repeated"
-    add("--without", action="append", default=[], metavar="NAME", help=without)
+    add("--without", without, action="append", default=[], metavar="NAME")
     side = "shorter side of the stored images; 0 keeps the files unchanged (default: %(default)s)"
-    add("--resize", type=whole(0, LONGEST), default=256, metavar="PIXELS", help=side)
+    add("--resize", side, type=read.whole(0, LONGEST), default=256, metavar="PIXELS")
     quality = "of the JPEGs, 1 to 100 (default: %(default)s)"
-    add("--quality", type=whole(1, 100), default=95, metavar="N", help=quality)
+    add("--quality", quality, type=read.whole(1, 100), default=95, metavar="N")
     threads = "threads that pack (default: one for each processor)"
-    add("--num-workers", "-j", type=whole(1, 1024), metavar="N", help=threads)
-    add("--overwrite", action="store_true", help="replace what was packed with other options")
+    add("--num-workers -j", threads, type=read.whole(1, 1024), metavar="N")
+    add("--overwrite", "replace what was packed with other options", read.SWITCH)
 
 
 def packing(options: argparse.Namespace) -> Packing:

@@ -7,7 +7,7 @@ import tarfile
 import zipfile
 import zlib
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Iterator, Optional, Sequence
+from typing import IO, Any, Dict, Iterator, Optional, Sequence
 
 from gluon_amp.base.locks import lock
 from gluon_amp.base.messages import from_extra
@@ -23,7 +23,7 @@ HEADERS = {"Accept-Encoding": "identity"}
 
 # Python's security releases since June 2023 have this filter; 3.12 warns where it is not named.
 # `_checked` refuses all that it refuses.
-FILTER = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+FILTER: Dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 
 
 class DownloadError(DataError):
@@ -42,7 +42,7 @@ def md5_of(path: Path) -> str:
 def download(urls: Sequence[str], path: Path, md5: str) -> None:
     """Download a file from the first mirror that has it, with its md5; ask each at most twice."""
     with from_extra("data", "requests is not installed"):
-        import requests
+        import requests  # type: ignore[import-untyped]  # its stubs are another package
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(path.name + ".part")
     reasons = {}
@@ -120,7 +120,7 @@ def extract(archive: Path, folder: Path, inner: Optional[str] = None) -> None:
 
 
 @contextlib.contextmanager
-def _opened(archive: Path, inner: Optional[str]) -> Iterator[BinaryIO]:
+def _opened(archive: Path, inner: Optional[str]) -> Iterator[IO[bytes]]:
     if inner is None:
         with open(archive, "rb") as file:
             yield file

@@ -17,10 +17,9 @@ from gluon_amp.base.hardware import count_processors
 from gluon_amp.base.messages import first_few
 from gluon_amp.files import atomic
 from gluon_amp.training.command_line import tqdm
-from gluon_amp.training.data.class_names import write_classes
 from gluon_amp.training.data.decode import DecodeError, cv2, decode, require_opencv
 from gluon_amp.training.data.source import DataError, read_file
-from gluon_amp.training.data.splitting import Image, Split
+from gluon_amp.training.data.splitting import Image, Split, write_classes
 
 from mxnet import recordio
 

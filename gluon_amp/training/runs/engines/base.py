@@ -1,7 +1,8 @@
 """What the training loop needs of a network and its trainer: the base of all engines."""
 
 from dataclasses import dataclass
-from typing import Iterator, List, Sequence, Tuple
+from pathlib import Path
+from typing import Any, Iterator, List, Optional, Sequence, Tuple
 
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.trainer import StepReport, Trainer
@@ -14,7 +15,7 @@ from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
 from mxnet.gluon.utils import split_and_load
 from mxnet.ndarray import NDArray
 
-Batch = Sequence[NDArray]
+Batch = Any  # images and labels, or a `Chunk` of a text
 
 
 @dataclass
@@ -23,6 +24,7 @@ class Engine:
 
     net: Block
     trainer: Trainer
+    devices: Sequence[mx.Context]
 
     def __post_init__(self) -> None:
         self.trained = [p for p in self.net.collect_params().values() if p.grad_req != "null"]
@@ -48,6 +50,16 @@ class Engine:
     def cross_entropy(self, labels: NDArray, outputs: NDArray) -> NDArray:
         """Return the cross entropy with the labels themselves, neither smoothed nor mixed, (N,)."""
         return SoftmaxCrossEntropyLoss()(outputs.astype("float32"), labels)
+
+    def state(self) -> Optional[List]:
+        """Return what steps hand on beside network and trainer, for `restore`; None for nothing."""
+        return None
+
+    def restore(self, state: List) -> None:
+        """Restore what `state` returned."""
+
+    def save_epoch(self, folder: Path, name: str, epoch: int) -> None:
+        """Write what ``NAME`` leaves after `epoch` epochs besides its checkpoint."""
 
     def wait(self) -> None:
         """Return when the last step is done."""

@@ -1,7 +1,7 @@
 """Training by Gluon: a network and its trainer."""
 
 from dataclasses import dataclass
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 from gluon_amp.optimizer.arrays import all_finite
 from gluon_amp.trainer import StepReport
@@ -9,7 +9,6 @@ from gluon_amp.training.runs.engines.base import Batch, Engine, split
 from gluon_amp.training.runs.history import Counts
 from gluon_amp.training.runs.objective import Objective
 
-import mxnet as mx
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
@@ -19,7 +18,6 @@ class GluonEngine(Engine):
     """A network and its trainer, which sums the gradients of several batches in float32."""
 
     objective: Objective
-    devices: Sequence[mx.Context]
     workers: int = 1  # engines that train together
     clip: Optional[float] = None  # largest norm of the gradient of the mean loss
     accumulates: bool = False  # whether a step has several batches

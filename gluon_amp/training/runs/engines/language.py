@@ -1,7 +1,7 @@
 """The engine that trains a language model on chunks of text."""
 
 from dataclasses import dataclass
-from typing import Iterator, List, Optional, Sequence, Tuple
+from typing import Iterator, List, Optional, Tuple
 
 import numpy as np
 
@@ -12,7 +12,6 @@ from gluon_amp.training.networks.language_model import States
 from gluon_amp.training.runs.engines.base import Engine, split
 from gluon_amp.training.runs.history import Counts
 
-import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.gluon.loss import SoftmaxCrossEntropyLoss
 from mxnet.gluon.utils import split_and_load
@@ -27,7 +26,6 @@ class LanguageEngine(Engine):
     skipped step leaves the state as it was, since the new one may have overflowed.
     """
 
-    devices: Sequence[mx.Context]
     clip: Optional[float] = None  # largest norm of the gradient of the mean loss
     keeps_masters: bool = True  # or else the masters are rounded to float16 after each step
 

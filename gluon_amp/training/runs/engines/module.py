@@ -53,14 +53,13 @@ class ModuleEngine(Engine):
         workers: int = 1,
         **options: Any,
     ):
-        self.devices = devices
         self.objective = objective
         self.workers = workers
         logits = net(mx.sym.var("data"))
         # smooth_alpha is divided among the other classes, the share of label smoothing among all
         alpha = objective.smoothing * (1 - 1 / objective.classes)
         symbol = mx.sym.SoftmaxOutput(logits, name="softmax", smooth_alpha=alpha)
-        self.module = Module(symbol, context=list(devices), **options)
+        self.module: Any = Module(symbol, context=list(devices), **options)
         self.module.bind([("data", (batch_size, *image_shape))], [("softmax_label", (batch_size,))])
         params = net.collect_params()
         values = {name: param.data(param.list_ctx()[0]) for name, param in params.items()}
@@ -70,7 +69,7 @@ class ModuleEngine(Engine):
             aux_params={name: values[name] for name in states},
         )
         self.module.init_optimizer(kvstore, optimizer, settings)
-        super().__init__(_ModuleBlock(self.module), self.module.trainer)
+        super().__init__(_ModuleBlock(self.module), self.module.trainer, devices)
 
     def weight_dtypes(self) -> str:
         """Return the dtypes of the weights, as `observe` writes them."""
@@ -115,12 +114,12 @@ class ModuleEngine(Engine):
             for array in param.list_data():
                 array.wait_to_read()
 
-    def save(self, folder: Path, name: str, epoch: int) -> None:
+    def save_epoch(self, folder: Path, name: str, epoch: int) -> None:
         """Write ``NAME-symbol.json``, ``NAME-0001.params`` and ``NAME-0001.states``."""
         self.module.save_checkpoint(str(folder / name), epoch, save_optimizer_states=True)
 
     def load(self, folder: Path, name: str, epoch: int) -> None:
-        """Load what `save` wrote after `epoch` epochs."""
+        """Load what `save_epoch` wrote after `epoch` epochs."""
         prefix = f"{folder / name}"
         try:
             _, arguments, states = mx.model.load_checkpoint(prefix, epoch)

@@ -4,39 +4,37 @@ from typing import Any, Dict, Optional, Sequence
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.policy import Policy
-from gluon_amp.training.command_line import positive, share, whole
+from gluon_amp.training.command_line import COUNT, SWITCH, positive, share, whole
 from gluon_amp.training.networks.language_model import KINDS, RECURRENT
 from gluon_amp.training.runs import options
-from gluon_amp.training.runs.options import (
-    COUNT,
-    DECAY,
-    EPOCHS,
-    MOMENTUM,
-    NORM,
-    SWITCH,
-)
-from gluon_amp.training.runs.parser import TrainingParser
+from gluon_amp.training.runs.options import DECAY, EPOCHS, MOMENTUM, NORM, TrainingParser
 
 OPTIMIZERS = ("sgd", "nag", "adam", "adamw")
 
 # What a run in float16 can lack, to show what it is for, and what is then pinned to float16
-CONTROLS: Dict[str, Dict[str, Sequence[str]]] = {
+CONTROLS: Dict[str, Dict[str, Any]] = {
     "masters": {},
     "wide-attention": {"ops": ("batch_dot", "softmax")},
     "wide-norms": {"blocks": (r".*norm\d*",)},
 }
 
 
-class LanguageRecipe(options.Options):
-    """All options of a language run; those that only image runs have are constants."""
+# What only runs on images have as options
+CONSTANTS = {"eval_only": False, "notice": None, "eval_frequency": 1, "save_frequency": 1}
 
-    eval_only, notice = False, None
-    eval_frequency = save_frequency = 1
+
+class LanguageRecipe(options.Options):
+    """All options of a language run, as attributes, and what follows from them."""
 
     @property
     def policy(self) -> str:
         """The name of the policy of the network, without its pins."""
         return self.dtype
+
+    @property
+    def arithmetic(self) -> str:
+        """The dtype, and what the run lacks."""
+        return f"{self.dtype} --without {self.without}" if self.without else self.dtype
 
     @property
     def pinned_policy(self) -> Policy:
@@ -124,7 +122,7 @@ def _add_training(parser: TrainingParser) -> None:
 
 def read(arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> LanguageRecipe:
     """Return the recipe of a command line of `gluon-amp train-text`."""
-    recipe = LanguageRecipe(**vars(parser(prog).parse_args(arguments)))
+    recipe = LanguageRecipe(vars(parser(prog).parse_args(arguments)), CONSTANTS)
     options.check_devices(recipe)
     options.check_resume(recipe)
     _check_model(recipe)

@@ -2,8 +2,8 @@
 
 import math
 import time
-from dataclasses import dataclass
-from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+from types import SimpleNamespace
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 from gluon_amp.base.messages import UsageError
 from gluon_amp.casting.cast import cast
@@ -12,19 +12,18 @@ from gluon_amp.policy import Policy
 from gluon_amp.training.data.text import CLASSES, Chunks, open_text
 from gluon_amp.training.networks.language_model import RECURRENT, LanguageModel
 from gluon_amp.training.runs import log, report
-from gluon_amp.training.runs.checkpoints import Position
+from gluon_amp.training.runs.building import build_trainer
 from gluon_amp.training.runs.devices import contexts
-from gluon_amp.training.runs.engines.build import build_trainer
 from gluon_amp.training.runs.engines.language import LanguageEngine
 from gluon_amp.training.runs.history import EpochResult, Validation
 from gluon_amp.training.runs.language.recipe import LanguageRecipe
 from gluon_amp.training.runs.loop import Loop
 from gluon_amp.training.runs.observe import check_compute_dtype, join_dtypes
 from gluon_amp.training.runs.outputs import Output, check_outputs
+from gluon_amp.training.runs.run import run
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.runs.seeds import set_seed, use_deterministic_algorithms
 from gluon_amp.training.runs.training import Training
-from gluon_amp.training.workers.group import Workers
 
 import mxnet as mx
 
@@ -41,27 +40,12 @@ RECURRENT_FLOAT16 = (
 OPERATORS = ("Embedding", "RNN", "LayerNorm", "batch_dot", "FullyConnected")
 
 
-class LanguageSummary(report.Summary):
-    """The results of a run on text. What has images in its name counts characters."""
-
-    def scores(self) -> List[Tuple[str, object]]:
-        return [
-            ("observed", _in_words(self.observed_dtypes)),
-            ("top-1", f"{self.top1:.2f} % of the next characters"),
-            ("bits", f"{self.bits_per_character:.3f} per character"),
-            ("validated", f"{self.validated}/{self.val_images} characters"),
-        ]
-
-    def speed(self) -> str:
-        return f"{self.images_per_second:.0f} training characters/s"
-
-
 def _in_words(observed: Dict[str, str]) -> str:
     return ", ".join(f"{op} {dtype}" for op, dtype in observed.items())
 
 
 class TextSize(NamedTuple):
-    """What a run reports of its text, in the words of image data (see `training.Data`)."""
+    """What a run reports of its text, in the words of image data: images are characters."""
 
     name: str
     classes: int
@@ -69,13 +53,13 @@ class TextSize(NamedTuple):
     val_images: int
 
 
-def train(recipe: LanguageRecipe) -> LanguageSummary:
+def train(recipe: LanguageRecipe) -> SimpleNamespace:
     """Train and validate, epoch by epoch, and write what the recipe asks for."""
     check_outputs(recipe)
-    return prepare(recipe).run()
+    return run(*prepare(recipe))
 
 
-def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
+def prepare(recipe: LanguageRecipe) -> Tuple[Training, "LanguageReporter"]:
     """Open the text and build the network, its engine and the loop."""
     started = time.perf_counter()
     if recipe.deterministic:
@@ -96,26 +80,21 @@ def prepare(recipe: LanguageRecipe) -> "LanguageTraining":
     net = build_network(recipe, devices)
     schedule = Schedule(recipe.learning_rate(streams), recipe.num_epochs, len(batches), "cosine")
     trainer = build_trainer(recipe, net, schedule.rate)
-    return LanguageTraining(
-        recipe,
-        TextSize(text.name, CLASSES, len(text.train), val_batches.images),
-        observe(recipe, net, devices[0]),
-        devices,
-        Workers(),
-        Loop(
-            LanguageEngine(net, trainer, devices, recipe.clip_grad, recipe.without != "masters"),
-            schedule,
-            records=log.Records(recipe.log_json),
-            log_interval=recipe.log_interval,
-            max_batches=recipe.max_batches,
-            unit="chars",
-            input_bound="",
-            seed=recipe.seed,
-        ),
-        batches,
-        val_batches,
-        started,
+    observed = observe(recipe, net, devices[0])
+    loop = Loop(
+        LanguageEngine(net, trainer, devices, recipe.clip_grad, recipe.without != "masters"),
+        schedule,
+        records=log.Records(recipe.log_json),
+        log_interval=recipe.log_interval,
+        max_batches=recipe.max_batches,
+        unit="chars",
+        input_bound="",
+        seed=recipe.seed,
     )
+    size = TextSize(text.name, CLASSES, len(text.train), val_batches.images)
+    total = f"{streams} × {recipe.bptt}"
+    training = Training(recipe, size, loop, batches, val_batches, total, recipe.sizes)
+    return training, LanguageReporter(training, observed, devices, streams, started)
 
 
 def build_network(recipe: LanguageRecipe, devices: Sequence[mx.Context]) -> LanguageModel:
@@ -144,11 +123,18 @@ def observe(recipe: LanguageRecipe, net: LanguageModel, device: mx.Context) -> D
     return observed
 
 
-@dataclass
-class LanguageTraining(Training):
-    """A run of a language model that is ready to start."""
+class LanguageReporter(report.Reporter):
+    """Tells of a run of a language model."""
 
     columns = (*log.COLUMNS, ("bits", 7, "{:.3f}"))
+
+    def epoch(self, epoch: int, result: EpochResult, validation: Optional[Validation]) -> None:
+        averaged = self.training.averaged
+        if validation:
+            log.details(BITS, epoch, _bits(validation))
+        if validation and averaged:
+            log.details(AVERAGED_BITS, epoch, _bits(averaged))
+        super().epoch(epoch, result, validation)
 
     def cells(
         self, epoch: int, result: EpochResult, validation: Optional[Validation]
@@ -157,60 +143,47 @@ class LanguageTraining(Training):
         return [*super().cells(epoch, result, validation), bits]
 
     def plan(self) -> List[Tuple[str, object]]:
-        recipe, data = self.recipe, self.data
+        recipe, data, schedule = self.recipe, self.data, self.loop.schedule
         devices = f"{len(self.devices)} ({', '.join(map(str, self.devices))})"
         clipped = f"gradients clipped to {recipe.clip_grad:g}" if recipe.clip_grad else ""
         optimizer = [self.optimizer_in_words(), clipped, self.average_in_words()]
-        characters = f"{self.batches.images} training and {data.val_images} validation characters"
+        characters = (
+            f"{self.training.batches.images} training and {data.val_images} validation characters"
+        )
         streams = f"{recipe.batch_size} streams per device × {devices}"
-        policy = Policy(recipe.policy)
-        how = report.arithmetic(policy, self.emulated)
-        if self.emulated and policy.compute_dtype == "float16" and recipe.kind in RECURRENT:
+        how = report.arithmetic(self.policy, self.emulated)
+        if self.emulated and self.policy.compute_dtype == "float16" and recipe.kind in RECURRENT:
             how = RECURRENT_FLOAT16.format(recipe.kind.upper())
         return [
             ("batch", f"{streams}, {recipe.bptt} characters each"),
             ("model", f"{recipe.model}, {data.classes} classes"),
             ("data", f"{data.name}: {characters}"),
-            ("requested", f"{self.dtype_in_words()}, {how}"),
+            ("requested", f"{recipe.arithmetic}, {how}"),
             ("observed", _in_words(self.observed)),
-            ("lr", f"{self.schedule.rate:g}, {self.schedule}"),
+            ("lr", f"{schedule.rate:g}, {schedule}"),
             ("optimizer", ", ".join(filter(None, optimizer))),
             ("seed", recipe.seed),
         ]
 
-    def validate(self, epoch: int) -> Validation:
-        result = super().validate(epoch)
-        log.details(BITS, epoch, _bits(result))
-        if self.average:
-            log.details(AVERAGED_BITS, epoch, _bits(self.averaged))
-        return result
+    def scores(self, summary: SimpleNamespace) -> List[Tuple[str, object]]:
+        return [
+            ("observed", _in_words(self.observed)),
+            ("top-1", f"{summary.top1:.2f} % of the next characters"),
+            ("bits", f"{summary.bits_per_character:.3f} per character"),
+            ("validated", f"{summary.validated}/{summary.val_images} characters"),
+        ]
 
-    @property
-    def identity(self) -> Dict[str, Any]:
-        total = f"{self.total} × {self.recipe.bptt}"
-        return {**super().identity, "dtype": self.dtype_in_words(), "total_batch": total}
+    def speed(self, summary: SimpleNamespace) -> str:
+        return f"{summary.images_per_second:.0f} training characters/s"
 
-    def dtype_in_words(self) -> str:
-        """Return the dtype and what the run lacks."""
-        without = self.recipe.without
-        return f"{self.recipe.dtype} --without {without}" if without else self.recipe.dtype
+    def summary(self, last: Validation) -> SimpleNamespace:
+        return SimpleNamespace(**self.results(last), bits_per_character=_bits(last))
 
-    def progress(self, position: Position) -> Dict[str, Any]:
-        state = self.engine.state() if position.samples else []  # an epoch begins with zeros
-        return {**super().progress(position), "state": state, "about": self.recipe.sizes}
-
-    def restore(self, progress: Dict[str, Any]) -> None:
-        super().restore(progress)
-        self.engine.restore(progress["state"])
-
-    def summary(self, last: Validation) -> LanguageSummary:
-        return LanguageSummary(**self.results(last), bits_per_character=_bits(last))
-
-    def outputs(self, summary: report.Summary) -> List[Output]:
+    def outputs(self, summary: SimpleNamespace) -> List[Output]:
         outputs = super().outputs(summary)
-        if self.checkpoints:
+        if self.recipe.save_dir:
             name = PARAMETERS.format(self.recipe.kind, self.recipe.num_epochs - 1)
-            outputs += self.parameter_outputs(self.checkpoints.folder / name)
+            outputs += self.parameter_outputs(self.recipe.save_dir / name)
         return outputs
 
 

@@ -10,12 +10,11 @@ import pytest
 
 from gluon_amp.training.console import prepare_caltech
 from gluon_amp.training.data import Preprocessing, open_records
-from gluon_amp.training.data.class_names import read_classes
 from gluon_amp.training.data.prepare import caltech
 from gluon_amp.training.data.prepare.caltech import DATASETS, Archive, prepare
 from gluon_amp.training.data.prepare.downloads import DownloadError
 from gluon_amp.training.data.prepare.packing import Encoding, Packing
-from gluon_amp.training.data.splitting import Split
+from gluon_amp.training.data.splitting import Split, read_classes
 from tests.images import record_files
 from tests.training.data.jpegs import jpeg, smooth
 from tests.training.data.refusal import refusal

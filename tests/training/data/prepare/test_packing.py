@@ -5,12 +5,11 @@ import pytest
 
 from gluon_amp.files import atomic
 from gluon_amp.training.console import pack as pack_command
-from gluon_amp.training.data.class_names import read_classes
 from gluon_amp.training.data.decode import DecodeError
 from gluon_amp.training.data.prepare import packing as packing_module
 from gluon_amp.training.data.prepare.pack_folders import pack_folders
 from gluon_amp.training.data.prepare.packing import MANIFEST, Encoding, Packing
-from gluon_amp.training.data.splitting import Split, read_tree
+from gluon_amp.training.data.splitting import Split, read_classes, read_tree
 from tests.images import picture, png
 from tests.training.data.jpegs import write_classes_abc, write_jpeg
 from tests.training.data.refusal import refusal

@@ -46,7 +46,7 @@ def points(count=24):
 def engine_of(net, dtype="float32", rate=0.5, **options):
     amp.cast(net, dtype)
     trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": rate}, loss_scale=8)
-    return GluonEngine(net, trainer, Objective(3), [mx.cpu()], **options)
+    return GluonEngine(net, trainer, [mx.cpu()], Objective(3), **options)
 
 
 def batches(size):

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from gluon_amp.training.runs.confusions import confusion_matrix, worst
+from gluon_amp.training.runs.images import confusion_matrix, worst
 
 from mxnet import nd
 

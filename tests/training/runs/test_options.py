@@ -5,8 +5,7 @@ import argparse
 import pytest
 
 from gluon_amp.training.runs.language import recipe as language_recipe
-from gluon_amp.training.runs.options import GROUPS
-from gluon_amp.training.runs.parser import TrainingParser
+from gluon_amp.training.runs.options import GROUPS, TrainingParser
 from gluon_amp.training.runs.recipe import fine_tuning_parser, train_parser
 
 
@@ -68,15 +67,3 @@ def test_only_what_is_on_the_command_line_is_explicit(parser):
     assert parser.parse_explicit([]) == (defaults, {})
     line = ["--seed", "0", "-r", "0.5", "--quiet"]
     assert parser.parse_explicit(line) == (defaults, {"seed": 0, "rate": 0.5, "quiet": True})
-
-
-def test_a_refused_option_names_its_replacement(parser, capsys):
-    parser.refuse("--speed", "use --rate RATE")
-    for line in (["--speed"], ["--speed", "3", "4"], ["--speed=3"]):
-        with pytest.raises(SystemExit) as stop:
-            parser.parse_explicit(line)
-        assert stop.value.code == 2
-        assert capsys.readouterr().err == (
-            "train: --speed is not an option here: use --rate RATE.\n"
-        )
-    assert "--speed" not in parser.format_help()
