@@ -7,7 +7,7 @@ for overflow, updates the masters or skips, and saves the states.
 import logging
 import warnings
 from functools import partial
-from typing import Any, ContextManager, Dict, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import numpy as np
 
@@ -476,7 +476,6 @@ class Module(mx.mod.Module):
         if isinstance(out_grads, nd.NDArray):
             out_grads = [out_grads]
         run = partial(self._backward_at, out_grads)
-        backward: ContextManager[float]
         if trainer is None or not self._scaling:
             run(1.0)
         elif self._recorded is not None:
