@@ -78,13 +78,16 @@ def test_a_net_of_mx_np_that_is_traced_again_after_the_mode_has_ended(later, tmp
 @pytest.mark.parametrize("layer", [rnn.LSTM, rnn.GRU])
 def test_a_recurrent_layer_of_mx_np_creates_states_for_any_batch(layer):
     """Its zeros have a batch of size 0, which is unknown in mx.nd, and a size in mx.np."""
-    net = nn.HybridSequential()
-    net.add(nn.Dense(4, flatten=False), layer(3))
+    net, deferred = nn.HybridSequential(), nn.HybridSequential()
+    for one in net, deferred:
+        one.add(nn.Dense(4, flatten=False), layer(3))
     with mx.util.np_shape(True), mx.util.np_array(True):
         net.initialize()
+        deferred.initialize()
         x = mx.np.array(np.random.RandomState(0).normal(size=(3, 2, 4)), dtype="float32")
         expected = net(x).asnumpy()
         amp.cast(net, "float16")
         for batch in (2, 1):
             found = net(x[:, :batch]).asnumpy()
             np.testing.assert_allclose(found, expected[:, :batch], rtol=0.01, atol=0.01)
+        assert amp.cast(deferred, "float16")(x).shape == (3, 2, 3)  # of unknown shapes before
