@@ -36,7 +36,7 @@ LINES = {
 RUNS = "gluon_amp.training.runs"
 CONSOLE = "gluon_amp.training.console"
 DECISIONS = (
-    (f"{RUNS}.run", "check_outputs"),  # the first that a run on images calls, with its recipe
+    (f"{RUNS}.images", "check_outputs"),  # the first that a run on images calls, with its recipe
     (f"{RUNS}.script", "training_speed"),
     (f"{RUNS}.script", "loading_speed"),
     (f"{RUNS}.language.run", "check_outputs"),
