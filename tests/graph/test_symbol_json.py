@@ -93,3 +93,14 @@ def test_the_readers_of_a_tensor():
     json = graph.to_json(mx.sym.Group([x * x, x]))
     assert [node["op"] for node in json["nodes"]] == ["null", "elemwise_mul"]
     assert graph.readers_of(json) == {0: [(None, 0), (1, 0), (1, 1)], 1: [(None, 0)]}
+
+
+def test_the_nodes_of_bodies_are_walked_and_rewritten():
+    json = graph.to_json(loop())
+    assert [n["op"] for n in graph.every_node(json)].count("FullyConnected") == 1
+    (outer,) = [node for node in json["nodes"] if "subgraphs" in node]
+    assert graph.with_bodies(outer, lambda body: body) is outer
+    assert graph.with_bodies(outer, lambda body: {**body, "heads": []})["subgraphs"][0] == {
+        **outer["subgraphs"][0],
+        "heads": [],
+    }
