@@ -92,7 +92,7 @@ class _Writing:
     def __init__(self, graph: TypedGraph, found: Analysis, keeps_order: bool = False) -> None:
         self.old, self.nodes, self.edges = graph, found.nodes, found.edges
         self.found, self.images, self.groups = found, found.images, found.groups
-        self.keeps_order = keeps_order
+        self.keeps_order, self.outputs = keeps_order, graph.outputs()
         # Emulated bfloat16 is stored as such, and widened for oneDNN's products.
         self.widened = () if bfloat16.is_native() else ("bfloat16",)
         self.in_float32 = ("float32", *self.widened)  # what products are computed in float32
@@ -132,7 +132,7 @@ class _Writing:
         node = self.nodes[i]
         inputs = [[*self._plain(edge_of(e))[:2], *e[2:]] for e in node["inputs"]]
         number = self.out.copy(node, inputs)[0]
-        for output in range(max(self.old.outputs_of(i), default=0) + 1):
+        for output in range(max(self.outputs.get(i, ()), default=0) + 1):
             self.plain[i, output] = [number, output, 0]
 
     def _plain(self, edge: Edge) -> Entry:

@@ -89,11 +89,11 @@ class _EmulatedGraph(Writer):
 
     def __init__(self, old: TypedGraph) -> None:
         super().__init__()
-        self.old, self.edges = old, old.edges
+        self.old, self.edges, self.outputs = old, old.edges, old.outputs()
         self.variables: Dict[int, Entry] = {}  # old float16 variable -> its entry, not widened
-        self.dtypes_emulated = set(filter(is_emulated, old.edges.values()))
+        self.low = set(filter(is_emulated, set(old.edges.values())))
         self.native = kernels.available()
-        if "bfloat16" in self.dtypes_emulated and not self.native:
+        if "bfloat16" in self.low and not self.native:
             raise ValueError(
                 "bfloat16 cannot run on this CPU: oneDNN has no kernels for it here, and emulating "
                 "it takes gluon_amp's C++ kernels; install a C++ compiler or gluon_amp's manylinux "
@@ -103,7 +103,7 @@ class _EmulatedGraph(Writer):
     def dtypes(self) -> Dict[Edge, str]:
         """Return the dtypes of what stands for the old graph's tensors."""
         kept = {
-            edge: "float32" if dtype in self.dtypes_emulated else dtype
+            edge: "float32" if dtype in self.low else dtype
             for edge, dtype in self.old.kept(self).items()
         }
         return {**kept, **{(i, k): "float16" for i, k, *_ in self.variables.values()}}
@@ -126,19 +126,18 @@ class _EmulatedGraph(Writer):
         """Append what a cast is in the emulation: rounding, nothing, or a cast."""
         (entry,) = inputs
         before, after = self.edges[edge_of(node["inputs"][0])], self.edges.get((i, 0))
-        if after == before or (before in self.dtypes_emulated and after == "float32"):
+        if after == before or (before in self.low and after == "float32"):
             return entry
-        if after not in self.dtypes_emulated:
+        if after not in self.low:
             return self.copy(node, [entry])
-        if before not in ("float32", *self.dtypes_emulated):
+        if before not in ("float32", *self.low):
             entry = self._cast(entry, "float32")
         return self._round(entry, after, ROUNDED_ATTR in node["attrs"])
 
     def _operator(self, i: int, node: Json, inputs: List[Entry]) -> Entry:
         """Append an operator, which then computes in float32, and round its emulated outputs."""
-        low = self.dtypes_emulated
         attrs = {
-            key: "float32" if key in ("dtype", "out_dtype") and value in low else value
+            key: "float32" if key in ("dtype", "out_dtype") and value in self.low else value
             for key, value in node["attrs"].items()
         }
         if op_table.has("stored", node["op"]):
@@ -147,16 +146,16 @@ class _EmulatedGraph(Writer):
         new = {**node, "attrs": attrs}
         if attrs.pop(ACCUMULATE_ATTR, None) == "float16":
             new.update(float16_sums.node(node["op"], attrs))
-        if node["op"] == "Deconvolution" and self.edges.get((i, 0)) in low:
+        if node["op"] == "Deconvolution" and self.edges.get((i, 0)) in self.low:
             wide = [self._cast(entry, "float64") for entry in inputs]
             result = deconvolve(self.emit, node["name"], attrs, wide)
             number = self._cast(result, "float32")[0]
         else:
             number = self.copy(new, inputs)[0]
         exact = op_table.has("exact", node["op"], attrs)
-        for k in self.old.outputs_of(i):
+        for k in self.outputs.get(i, ()):
             entry, dtype = [number, k, 0], self.edges[i, k]
-            must_round = dtype in low and not exact
+            must_round = dtype in self.low and not exact
             self.replaced[i, k] = self._round(entry, dtype) if must_round else entry
         return [number, 0, 0]
 

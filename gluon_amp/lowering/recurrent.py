@@ -49,7 +49,7 @@ def replace_layers(graph: TypedGraph) -> TypedGraph:
         if ours:
             node, inputs = _own(graph, out, node, inputs, emulated)
         entry = out.copy(node, inputs)
-        for k in sorted(graph.outputs_of(i)) if wide else ():
+        for k in sorted(graph.outputs()[i]) if wide else ():
             name = f"{node['name']}_output{k}"
             out.replaced[i, k] = out.emit("amp_cast", name, [entry[0], k, 0], dtype=dtype)
         return entry

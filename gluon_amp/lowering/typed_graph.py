@@ -42,9 +42,12 @@ class TypedGraph(NamedTuple):
         """Return the dtypes of this graph's tensors, by their places in a graph being written."""
         return {edge_of(out.remap([*edge])): dtype for edge, dtype in self.edges.items()}
 
-    def outputs_of(self, i: int) -> List[int]:
-        """Return the outputs of a node that are read."""
-        return [k for j, k in self.edges if j == i]
+    def outputs(self) -> Dict[int, List[int]]:
+        """Return the outputs of each node that are read."""
+        found: Dict[int, List[int]] = {}
+        for i, k in self.edges:
+            found.setdefault(i, []).append(k)
+        return found
 
     def stored(self, edge: Edge) -> Edge:
         """Return the tensor that a parameter is rounded from."""
