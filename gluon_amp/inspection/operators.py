@@ -204,8 +204,10 @@ def operators(traced: Graph) -> List[Operator]:
 def _sources(nodes: List[dict], i: int) -> List[int]:
     """Return node `i` and those before it, as long as values are only cast or moved."""
     chain = [i]
-    moving = {*graph.CASTS, *op_table.named("moves")}
-    while nodes[i]["op"] in moving and len(nodes[i]["inputs"]) == 1:
+    while len(nodes[i]["inputs"]) == 1:
+        op = nodes[i]["op"]
+        if op not in graph.CASTS and not op_table.has("moves", op):
+            break
         i = nodes[i]["inputs"][0][0]
         chain.append(i)
     return chain

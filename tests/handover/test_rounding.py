@@ -43,7 +43,7 @@ def test_what_follows_a_long_sum_amplifies_its_roundings():
 
 
 def test_a_mean_of_many_positive_elements():
-    data = mx.nd.array(np.random.RandomState(0).uniform(size=(2, 3, 128, 128)))
+    data = mx.nd.array(np.random.RandomState(0).uniform(size=(2, 3, 512, 512)))
     _, (value,), (bound,) = bounds_of(nn.GlobalAvgPool2D(), data)
     exact = data.asnumpy().astype(np.float64).mean(axis=(2, 3), keepdims=True)
     assert 1e-7 < distance(value, exact) < bound < 1e-3  # MXNet adds one after the other
