@@ -380,6 +380,37 @@ TABLE = [
         contrib.box_nms(expand_dims(x, axis=1), id_index=0)
         """,
     ),
+    (
+        {
+            "x": normal(2, 3, 5, 4),
+            "m": np.array([[1, 0.2, 0.1, 0, 0.8, 0], [0.5, 0, 1.2, 0.3, -1, 0.4]], "float32"),
+            "g": normal(2, 2, 3, 6),
+            "f": normal(2, 2, 5, 4, seed=1),
+        },
+        """
+        GridGenerator(m, transform_type='affine', target_shape=(3, 6))
+        GridGenerator(f, transform_type='warp')
+        BilinearSampler(x, {g | GridGenerator(f, transform_type='warp')})
+        SpatialTransformer(x, m, target_shape=(3, 6), transform_type='affine',
+            sampler_type='bilinear')
+        """,
+    ),
+    (
+        {
+            "x": normal(2, 3, 5, 4),
+            "d": normal(2, 12, 5, 4, seed=1),
+            "e": 2 * normal(2, 12, 3, 2, seed=1),
+            "k": positive(2, 6, 5, 4),
+            "W": normal(4, 3, 3, 2),
+            "B": normal(4),
+        },
+        """
+        contrib.DeformableConvolution(x, e, W, kernel=(3, 2), num_filter=4, no_bias=True, stride=(2,
+            2), pad=(1, 1), dilate=(1, 2))
+        contrib.ModulatedDeformableConvolution(x, slice_axis(d, axis=3, begin=0, end=3),
+            slice_axis(k, axis=3, begin=0, end=3), W, B, kernel=(3, 2), num_filter=4, pad=(1, 0))
+        """,
+    ),
     (  # overlaps that are as large as the threshold
         {
             "x": np.array([[[0.9, 0, 0, 1, 1], [0.8, 0, 0, 1, 0.5]]], "float32"),

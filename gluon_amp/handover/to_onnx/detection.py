@@ -16,7 +16,7 @@ def _column(value: str, place: int, w: Writer) -> str:
     return w.add("Gather", value, w.scalar(place, "int64"), axis=-1)
 
 
-def _rows_at(value: str, places: str, w: Writer) -> str:
+def rows_at(value: str, places: str, w: Writer) -> str:
     """Return rows (B, K, …) of a tensor (B, N, …) at places (B, K)."""
     return w.add("GatherND", value, w.add("Unsqueeze", places, w.integers([2])), batch_dims=1)
 
@@ -74,12 +74,12 @@ def box_nms(n: Node, w: Writer) -> str:
         background = w.scalar(n.integer("background_id", -1), "float32")
         valid = w.add("And", valid, w.add("Not", w.add("Equal", _column(data, ids, w), background)))
     places, valid = _ordered(scores, valid, count, w)
-    rows = _rows_at(data, places, w)
+    rows = rows_at(data, places, w)
     boxes = w.sliced(rows, 2, start, start + 4)
     of_ids = _column(rows, ids, w) if ids >= 0 and not n.flag("force_suppress") else ""
     kept = _kept(boxes, of_ids, valid, count, n.number("overlap_thresh", 0.5), center, w)
     places, valid = _ordered(kept, w.cast(kept, "bool"), count, w)
-    out = _or_minus_one(valid, _rows_at(rows, places, w), w)
+    out = _or_minus_one(valid, rows_at(rows, places, w), w)
     if n.text("out_format", "corner") != n.text("in_format", "corner"):
         out = _reencoded(out, start, width, center, w)
     if count < total:
@@ -149,11 +149,11 @@ def multibox_detection(n: Node, w: Writer) -> str:
     rows = w.add("Concat", *columns, boxes, axis=2)
     as_they_are = w.constant(np.arange(count, 0, -1, dtype=np.float32)[None])
     places, inside = _ordered(scores if suppresses else as_they_are, valid, count, w)
-    found = _rows_at(rows, places, w)
+    found = rows_at(rows, places, w)
     if suppresses:
         competes = inside
         if 0 < most < count:  # MXNet leaves those behind as they were
-            rest = _rows_at(rows, _ordered(as_they_are, valid, count, w)[0], w)
+            rest = rows_at(rows, _ordered(as_they_are, valid, count, w)[0], w)
             parts = w.sliced(found, 1, 0, most), w.sliced(rest, 1, most, None)
             found = w.add("Concat", *parts, axis=1)
             competes = w.add("And", inside, w.constant(np.arange(count)[None] < most))

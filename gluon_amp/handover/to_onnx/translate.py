@@ -16,11 +16,12 @@ from gluon_amp.handover.to_onnx import (
     pooling,
     recurrent,
     reductions,
+    sampling,
     shapes,
 )
 from gluon_amp.handover.to_onnx.writer import Batch, Node, Tensor, UntranslatableError, Writer
 
-_KINDS = (elementwise, reductions, shapes, layers, pooling, norms, recurrent, detection)
+_KINDS = (elementwise, reductions, shapes, layers, pooling, norms, recurrent, detection, sampling)
 TRANSLATIONS: Dict[str, Callable] = {
     op: translation for kind in _KINDS for op, translation in kind.TRANSLATIONS.items()
 }
