@@ -11,8 +11,8 @@ Nine ideas, from the ground up:
 6. A *trainer* makes the steps (`scaled_trainer`, `update`, `guards`). It is built (`trainer`), or
    made from one of another class, with the functions of `contrib_amp`.
 7. A *report* says what a step did, or why it was skipped (`report`).
-8. *States* are what a resumed run needs, of this trainer or a stock one (`states`, `schedules`,
-   `stock_states`).
+8. *States* are what a resumed run needs, of this trainer or a stock one (`states`, `state_files`,
+   `schedules`, `stock_states`).
 9. *Averages* of the weights advance with the applied steps (`ema`).
 """
 

@@ -705,9 +705,9 @@ class ScaledTrainer(gluon.Trainer):
 
     def save_states(self, fname: str) -> None:
         """Write `state_dict` to a file, which is either the old or the complete new one."""
-        from gluon_amp.trainer import states
+        from gluon_amp.trainer import state_files
 
-        states.write(fname, self.state_dict())
+        state_files.write(fname, self.state_dict())
 
     def load_states(self, fname: str) -> None:
         """Restore the states from a file of `save_states`, with loss scale and counters.
@@ -729,11 +729,11 @@ class ScaledTrainer(gluon.Trainer):
             When the saved learning rate, weight decay or another setting differs: this trainer's
             own is kept.
         """
-        from gluon_amp.trainer import states
+        from gluon_amp.trainer import state_files
 
         guards.check_dense(self.parameters, "saved states")
         self.ready()
-        self.load_state_dict(states.read(fname, self))
+        self.load_state_dict(state_files.read(fname, self))
 
     # ------------------------------------------------------------------ kvstore
 

@@ -1,8 +1,7 @@
-"""Trainer states: masters, optimizer state, counters, loss scale, as plain data and in files.
+"""Trainer states as plain data: masters, optimizer state, counters, loss scale.
 
 They fit networks of other dtypes, as masters and the optimizer's arrays are float32 for weights of
-any dtype. Files are archives of numbers, or of stock MXNet. Reading one executes nothing: see
-`gluon_amp.files.archive` and `gluon_amp.files.pickles`.
+any dtype.
 """
 
 import copy
@@ -11,7 +10,6 @@ from typing import Any, Dict, Sequence, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.files import archive, atomic, pickles
 from gluon_amp.files.schema import (
     ANYTHING,
     ARRAY,
@@ -38,13 +36,6 @@ import mxnet as mx
 from mxnet import gluon, nd
 
 FORMAT, VERSION = "gluon_amp trainer states", 1
-FILE = archive.Kind(
-    FORMAT,
-    VERSION,
-    header="gluon_amp_states.json",
-    foreign="is truncated or was not written by a Trainer's save_states, gluon_amp's or stock "
-    "MXNet's: load another file, and a checkpoint with amp.load_checkpoint",
-)
 
 AMAX_HISTORY = Leaf(
     "largest magnitudes of up to 1,024 steps",
@@ -73,35 +64,6 @@ SCHEMA = {
 # settings.
 PROGRESS = {"Nadam": ("m_schedule",), "LARS": ("last_lr", "cur_lr")}
 NOT_SETTINGS = {"rescale_grad", "aggregate_num", "allow_np_array", "num_update"}
-
-
-def write(path: str, saved: dict) -> None:
-    """Write the result of `collect`; a crash leaves the old file or the complete new one."""
-    arrays: archive.Arrays = {}
-    header = {"trainer": archive.pack(saved, arrays, "trainer")}
-    atomic.write(path, archive.encode(FILE, header, arrays))
-
-
-def read(path: str, trainer: gluon.Trainer) -> dict:
-    """Return the states in a file, as from `collect`; `restore` checks if they fit.
-
-    What a file of stock MXNet does not hold, such as the loss scale, is the trainer's own. Raise
-    `ValueError` if the file is truncated, damaged, forged or of another kind.
-    """
-    from gluon_amp.trainer import stock_states
-
-    with open(path, "rb") as file:
-        start = file.read(len(pickles.MAGIC))
-        if start == pickles.MAGIC:
-            return stock_states.convert(path, start + file.read(), trainer)
-    header, arrays = archive.read(FILE, path)
-    try:
-        check(header, {"trainer": ANYTHING}, "the header")
-        saved = archive.unpack(header["trainer"], arrays)
-        check(saved, SCHEMA, "the state")
-    except ValueError as error:
-        raise archive.malformed(path, error) from None
-    return saved
 
 
 def collect(trainer: gluon.Trainer) -> dict:

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gluon_amp.trainer import schedules, states
+from gluon_amp.trainer import schedules, state_files
 from tests.trainer.state_helpers import own, refuse, train
 
 from mxnet.lr_scheduler import (
@@ -82,7 +82,7 @@ def test_a_forged_schedule_is_refused(field, value, path):
     trainer = train(with_schedule("factor"))
     saved = trainer.state_dict()
     saved["schedule"][1][field] = value
-    states.write(path, saved)
+    state_files.write(path, saved)
     refuse(trainer, path, "schedule that does not fit: a FactorScheduler cannot have ")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from gluon_amp import Trainer, save_checkpoint
 from gluon_amp.files import archive
-from gluon_amp.trainer import states
+from gluon_amp.trainer import state_files
 from tests.trainer.state_helpers import own, refuse, train
 
 from mxnet import gluon
@@ -70,10 +70,10 @@ def test_a_failed_save_keeps_the_old_file(path, monkeypatch):
 
 def edited(path, edit):
     """Change the unpacked states of a file, and write them with a correct digest."""
-    header, arrays = archive.read(states.FILE, path)
+    header, arrays = archive.read(state_files.FILE, path)
     saved = archive.unpack(header["trainer"], arrays)
     edit(saved)
-    states.write(path, saved)
+    state_files.write(path, saved)
 
 
 def put(*keys_and_value):
