@@ -10,6 +10,7 @@ import importlib
 import re
 import sys
 import textwrap
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec, module_from_spec
 from pathlib import Path
 from typing import List, Optional, Sequence
@@ -70,7 +71,7 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = PROG) -> int:
 def enter_without_mxnet() -> None:
     """Make `gluon_amp` a package whose rooms can be imported, without what its import does."""
     if "gluon_amp" not in sys.modules:
-        sys.modules["gluon_amp"] = module_from_spec(find_spec("gluon_amp"))
+        sys.modules["gluon_amp"] = module_from_spec(_spec())
 
 
 def usage(prog: str) -> str:
@@ -86,8 +87,14 @@ def usage(prog: str) -> str:
 
 def version() -> str:
     """Return ``gluon_amp.__version__`` without importing the package."""
-    source = Path(find_spec("gluon_amp").origin).read_text(encoding="utf-8")
-    return re.search(r'^__version__ = "(.+)"$', source, re.MULTILINE)[1]
+    source = Path(str(_spec().origin)).read_text(encoding="utf-8")
+    return re.findall(r'^__version__ = "(.+)"$', source, re.MULTILINE)[0]
+
+
+def _spec() -> ModuleSpec:
+    spec = find_spec("gluon_amp")
+    assert spec is not None, "this module is installed with the package"
+    return spec
 
 
 def _did_you_mean(name: str) -> str:

@@ -28,6 +28,7 @@ MEASURES: Dict[str, Callable[[Row], Optional[bool]]] = {
     "once": lambda row: not row["equal"] if "equal" in row else None,
     "random": lambda row: any(row["random"]) if "random" in row else None,
     "writes": lambda row: bool(row["writes"]) if "writes" in row else None,
+    "inplace": lambda row: not row["in_place"] if "in_place" in row else None,
 }
 
 
@@ -75,6 +76,9 @@ def disagreements(rows: List[Tuple[Call, Row]]) -> Iterator[str]:
         for op, each in seen.items():
             if op_table.has(word, op) and not any(each):
                 yield f"{op} is `{word}` in the table, and was not seen to be in any call."
+    for (op, _, attrs, _), row in rows:
+        if row.get("adds") is False and op_table.has("adds", op, attrs):
+            yield f"{op} with {attrs} is `adds` in the table, and did not add a gradient."
 
 
 def parts(rows: List[Tuple[Call, Row]]) -> Dict[str, str]:

@@ -34,7 +34,7 @@ from gluon_amp.casting.tracing import (
 )
 from gluon_amp.lowering import check_device, lower
 from gluon_amp.lowering.study import delayed_scaling
-from gluon_amp.policy import Policy, cast_pass
+from gluon_amp.policy import Policy, study
 
 import mxnet as mx
 from mxnet.gluon import Parameter, SymbolBlock
@@ -301,7 +301,7 @@ class CastContainer(Cast):
         if is_new and isinstance(key, slice):
             children = ((name, binding_of(child)) for name, child in found._children.items())
             bound = {name: binding for name, binding in children if binding}
-            ends = tuple(e for e in cast_pass.ENDS if any(e in b.ends for b in bound.values()))
+            ends = tuple(e for e in study.ENDS if any(e in b.ends for b in bound.values()))
             paths = {name: binding.path for name, binding in bound.items()}
             bind(found, self._amp.path, self._amp.policy, ends, paths)
             for binding in bound.values():

@@ -1,6 +1,7 @@
 """Cast a net in place: decide each parameter's dtype, check all of it, and bind the blocks."""
 
 import warnings
+import weakref
 from typing import Dict, Tuple, Union
 
 from gluon_amp import graph, kernels
@@ -33,7 +34,7 @@ from gluon_amp.casting.tracing import (
     trace_alone,
 )
 from gluon_amp.lowering import check_device
-from gluon_amp.policy import Policy, cast_pass
+from gluon_amp.policy import Policy, cast_pass, study
 
 import mxnet as mx
 from mxnet import autograd
@@ -141,6 +142,7 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
     for path, block in hybrid:
         bind(block, path, policy, ends[path])
     net.apply(clear)
+    weakref.finalize(net, kernels.forget_weights).atexit = False
     outside = [p.name for params in parameters_of_python_code(net).values() for p in params]
     if outside:
         warnings.warn(
@@ -186,7 +188,7 @@ def policy_of(net: Block) -> Policy:
 
 
 def _ends(hybrid: list) -> Dict[str, Tuple[str, ...]]:
-    """Return which ends of the net each block contains, by its path: see `cast_pass.ENDS`.
+    """Return which ends of the net each block contains, by its path: see `study.ENDS`.
 
     They are those of the first and the last block with a matrix, as a net may run as many graphs.
     """
@@ -195,7 +197,7 @@ def _ends(hybrid: list) -> Dict[str, Tuple[str, ...]]:
         for path, block in hybrid
         if any(len(p.shape or ()) > 1 for p in block._reg_params.values())
     ] or [""]
-    places = list(zip(cast_pass.ENDS, (layers[0], layers[-1])))
+    places = list(zip(study.ENDS, (layers[0], layers[-1])))
     return {
         path: tuple(end for end, at in places if at.startswith(f"{path}." if path else ""))
         for path, _ in hybrid

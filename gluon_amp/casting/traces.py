@@ -3,7 +3,6 @@
 import weakref
 from typing import Any, Dict, FrozenSet, List, NamedTuple, Optional, Set, Tuple
 
-from gluon_amp import kernels
 from gluon_amp.base.dtypes import dtype_name
 from gluon_amp.casting import statistics
 from gluon_amp.casting.arguments import CONSTANTS, arrays_in, constants_of, is_sparse, value_of
@@ -66,7 +65,7 @@ class Binding:
     ) -> None:
         self.path = path  # in the net that was cast
         self.policy = policy
-        # Those of `cast_pass.ENDS`, the net's first and last product, that are in the block
+        # Those of `study.ENDS`, the net's first and last product, that are in the block
         self.ends = ends
         self.child_paths = child_paths or {}  # by name, where they differ from it, as in a slice
         # Slices of containers that contain the block. Their casts end when its cast ends.
@@ -75,7 +74,6 @@ class Binding:
         self.hybridized = block._active  # before the cast, or by the user since then
         vars(block)["_active"] = True
         add_user(block)
-        weakref.finalize(self, kernels.forget_weights).atexit = False
         # Not empty in a SymbolBlock, which has a graph without being traced
         self._untraced = {name: vars(block)[name] for name in TRACE}
         self.clear()

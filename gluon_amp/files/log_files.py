@@ -3,7 +3,7 @@
 import contextlib
 import logging
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Iterator, Optional, Union
+from typing import IO, TYPE_CHECKING, Any, Iterator, Optional, Union
 
 from gluon_amp.base.messages import from_extra
 
@@ -20,7 +20,7 @@ class LogFiles:
 
     def __init__(self, name: str, logger: logging.Logger) -> None:
         self.name, self.logger = name, logger
-        self.file: Optional[IO[bytes]] = None
+        self.file: Optional[IO[Any]] = None
         self.writer: Optional[SummaryWriter] = None
 
     @contextlib.contextmanager

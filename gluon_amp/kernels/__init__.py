@@ -46,8 +46,16 @@ _FAILED, _REGISTERED, _BUSY, _USERS_ERROR = range(4)
 # Seconds to wait for other threads that call MXNet without a pause
 PATIENCE = 60
 
+
+class Library(ctypes.CDLL):
+    """The library; `prebuilt` says whether it is that of a wheel."""
+
+    prebuilt: bool
+    forget_weights: Callable[[], int]  # keeps the GIL, unlike the library's other functions
+
+
 # One element once it is decided whether this process has the library: the library, or None.
-_decided: List[Optional[ctypes.CDLL]] = []
+_decided: List[Optional[Library]] = []
 _deciding = threading.Lock()
 
 
@@ -56,7 +64,7 @@ def available() -> bool:
     return library() is not None
 
 
-def library() -> Optional[ctypes.CDLL]:
+def library() -> Optional[Library]:
     """Return the library if it is loaded into MXNet, else None."""
     return _decided[0] if _decided else None
 
@@ -105,7 +113,7 @@ def _load_or_warn(find: Callable[[], Optional[Path]]) -> None:
             )
 
 
-def select(instruction_set: Optional[str], loaded: Optional[ctypes.CDLL] = None) -> bool:
+def select(instruction_set: Optional[str], loaded: Optional[Library] = None) -> bool:
     """Use one of `INSTRUCTION_SETS` from now on; None is the best one of this processor.
 
     Return False, and change nothing, if the library or this processor does not have it.
@@ -120,11 +128,12 @@ def forget_weights() -> None:
 
     This thread keeps the GIL, so that no other one forks meanwhile (`src/packed_weights.h`).
     """
-    if library() is not None:
-        library().forget_weights()
+    loaded = library()
+    if loaded is not None:
+        loaded.forget_weights()
 
 
-def load(path: Path) -> ctypes.CDLL:
+def load(path: Path) -> Library:
     """Load a library and register its operators, which a process can do only once.
 
     The operators are registered when MXNet runs none: the engine is idle, and this thread holds
@@ -148,7 +157,7 @@ def load(path: Path) -> ctypes.CDLL:
     if status != _REGISTERED:
         kind = mx.base.MXNetError if status == _USERS_ERROR else BuildError
         raise kind(message.value.decode(errors="replace"))
-    loaded = ctypes.CDLL(str(path))
+    loaded = Library(str(path))
     loaded.gluon_amp_take_largest.restype = ctypes.c_float
     loaded.forget_weights = ctypes.PyDLL(str(path)).gluon_amp_forget_weights
     loaded.prebuilt = path.parent == cache.PREBUILT
@@ -174,6 +183,7 @@ def _threads_in_mxnet() -> List[int]:
         thread.native_id
         for thread in threading.enumerate()
         if thread is not threading.current_thread()
+        and thread.native_id is not None
         and thread.ident in frames
         and frames[thread.ident].f_code.co_filename.startswith(folder)
     ]

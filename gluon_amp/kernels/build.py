@@ -50,7 +50,8 @@ class BuildError(RuntimeError):
 def compiler() -> Optional[List[str]]:
     """Return the command of the C++ compiler, from `$CXX` or `COMPILERS`; None if there is none."""
     command = os.environ.get("CXX", "").split()
-    return command or next(([name] for name in COMPILERS if shutil.which(name)), None)
+    found = [[name] for name in COMPILERS if shutil.which(name)]
+    return command or (found[0] if found else None)
 
 
 @functools.lru_cache(maxsize=None)

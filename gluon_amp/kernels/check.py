@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Dict, List
+from typing import Any, Dict, List
 
 import numpy as np
 
@@ -21,13 +21,13 @@ import mxnet as mx
 from mxnet import nd
 
 
-def check(operators: List[tuple], arrays: Dict[str, nd.NDArray], **expected: object) -> None:
+def check(operators: List[tuple], arrays: Dict[str, nd.NDArray], **expected: Any) -> None:
     """Run a graph forward and back; compare its output `out` and gradients with what is expected.
 
     Each operator reads tensors by their numbers: first the variables, then the first results of
     the operators. Gradients are added to zeros.
     """
-    nodes = [{"op": "null", "name": name, "inputs": []} for name in arrays]
+    nodes: List[Dict[str, Any]] = [{"op": "null", "name": name, "inputs": []} for name in arrays]
     for op, sources, attrs in operators:
         inputs = [[*(s if isinstance(s, tuple) else (s, 0)), 0] for s in sources]
         nodes.append({"op": op, "name": f"node{len(nodes)}", "inputs": inputs, "attrs": attrs})

@@ -126,8 +126,10 @@ _handle = functools.lru_cache(maxsize=None)(registry.handle)
 
 
 def invoke(
-    op: str, arrays: List[NDArray], out: Optional[NDArray] = None, **attributes: str
+    op: str, arrays: Sequence[NDArray], out: Optional[NDArray] = None, **attributes: str
 ) -> NDArray:
     """Call an operator of the C++ library, by its name and the text of its attributes."""
     names, values = list(attributes), list(attributes.values())
-    return imperative_invoke(_handle(op).value, arrays, names, values, out, False, False)
+    handle = _handle(op)
+    assert handle is not None, f"{op} is registered where the library is available"
+    return imperative_invoke(handle.value, arrays, names, values, out, False, False)

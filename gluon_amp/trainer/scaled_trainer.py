@@ -24,7 +24,7 @@ from gluon_amp.optimizer.arrays import (
     mean,
     multiply,
 )
-from gluon_amp.optimizer.base import cast
+from gluon_amp.optimizer.base import cast, sync_master
 from gluon_amp.trainer import guards
 from gluon_amp.trainer.contrib_amp_scaler import ContribAmpScaler
 from gluon_amp.trainer.first_scale import NOT_KEPT, FirstScale
@@ -659,7 +659,7 @@ class ScaledTrainer(gluon.Trainer):
         """
         guards.check_own_weights(self.parameters)
         for _, weight, master in masters_of(self):
-            masters.sync_master(weight, master)
+            sync_master(weight, master)
 
     def master_params(self) -> Dict[str, nd.NDArray]:
         """Return the float32 values of all initialized parameters by name, of the first device.

@@ -393,3 +393,14 @@ def test_inputs_that_are_written_are_those_that_were_seen_to_be():
 def test_heads_are_the_operators_that_ignore_the_head_gradient():
     heads = {op for op in NETWORK if op_table.has("head", op, {})}
     assert heads == listed("scaled") - {"_npi_norm"}  # whose gradient contains its square
+
+
+def test_operators_that_add_gradients_were_never_seen_to_fail():
+    failed = listed("unadded") | listed("static")
+    # a gamma that is fixed has a gradient of zero; oneDNN's RNN adds, the one for float64 refuses
+    assert {op for op in failed if op_table.has("adds", op)} == {"BatchNorm", "RNN"}
+
+
+def test_gradients_that_are_wrong_in_place_are_those_that_were_seen_to_be():
+    marked = {op for op in NETWORK if op_table.has("inplace", op, {"act_type": "prelu"})}
+    assert marked == {op for op, *_ in table("in_place")}
