@@ -325,6 +325,28 @@ def _() -> bool:
 
 
 @fault(
+    "`Module.get_params`, `save_checkpoint`",
+    "right after a step, running statistics are those from before the step, as MXNet does not wait "
+    "for the backward pass that writes them",
+    "training on a CPU",
+    HERE,
+    "`amp.symbolic.Module` waits",
+)
+def _() -> bool:
+    shape = (64, 32, 64, 64)
+    norm = mx.sym.BatchNorm(mx.sym.var("data"), name="norm")
+    module = mx.mod.Module(mx.sym.make_loss(mx.sym.mean(norm * norm)), label_names=None)
+    module.bind([("data", shape)])
+    module.init_params()
+    module.init_optimizer()
+    batch = mx.io.DataBatch([nd.ones(shape)])
+    nd.waitall()
+    module.forward_backward(batch)
+    module.update()
+    return not module.get_params()[1]["norm_moving_mean"].asnumpy().any()
+
+
+@fault(
     "`softmax(axis=-1)` of a convolution's result",
     "a segmentation fault",
     "on a CPU",

@@ -251,15 +251,17 @@ def rows(op: str, shapes: list, attrs: Dict[str, str], dtype: str) -> Iterator[d
 
 
 def _rows_from(op: str, shapes: list, attrs: dict, dtype: str, start: float) -> Iterator[dict]:
-    way, learned = "imperative", None
+    way, learned, draws = "imperative", None, False
     with mx.util.np_shape(op.startswith("_np")):
         try:
             for way, run in ways(op, shapes, attrs, inputs(op, shapes, dtype, start)):
                 if learned is None:
                     learned = learned_inputs(run, inputs(op, shapes, dtype, start))
                 arrays = inputs(op, shapes, dtype, start)
-                yield {"way": way, **measure(run, arrays, [arrays[i] for i in learned])}
-            if learned and op not in programs.PROGRAMS:
+                row = {"way": way, **measure(run, arrays, [arrays[i] for i in learned])}
+                draws = draws or any(row["random"])
+                yield row
+            if learned and not draws and op not in programs.PROGRAMS:
                 way, call = "in place", imperatively(op, attrs)
                 node = calls.node(op, shapes, attrs)
                 yield {

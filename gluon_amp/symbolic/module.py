@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence, Set, Tuple, Union
 import numpy as np
 
 from gluon_amp import graph
+from gluon_amp.base.host import wait_until_unused
 from gluon_amp.base.messages import did_you_mean
 from gluon_amp.base.mxnet_internals import create_kvstore
 from gluon_amp.base.parameter_server import connected
@@ -339,8 +340,11 @@ class Module(mx.mod.Module):
                 masters.sync_master(value, held)  # it has no master, as nothing updates it
             else:
                 value.copyto(held)
-        # Every device has its own running statistics.
+        # Every device has its own running statistics. MXNet's engine does not know that a backward
+        # pass writes them on a CPU, but that it reads them.
         for name, arrays in zip(group.aux_names, group.aux_arrays):
+            for array in arrays:
+                wait_until_unused(array)
             mean = sum(array.as_in_context(mx.cpu()) for array in arrays) / len(arrays)
             mean.copyto(self._aux_params[name])
         self._params_dirty = False

@@ -456,3 +456,20 @@ def test_row_sparse_parameters_train_as_in_mxnet(network, data, policy, atol, tm
     stock, found = trained
     assert found.stype == stock.stype == "row_sparse" and (found.asnumpy() != 1).any()
     np.testing.assert_allclose(found.asnumpy(), stock.asnumpy(), rtol=1e-5, atol=atol)
+
+
+def test_running_statistics_are_those_after_the_step():
+    """On a CPU, MXNet's engine does not know that a backward pass writes them."""
+    norm = mx.sym.BatchNorm(mx.sym.var("data"), name="norm")
+    loss = mx.sym.make_loss(mx.sym.mean(norm * norm))
+    module = amp.symbolic.Module(loss, label_names=None, context=TWO, policy="float32")
+    shape = (64, 32, 64, 64)
+    module.bind([("data", shape)])
+    module.init_params()
+    module.init_optimizer()
+    batch = DataBatch([nd.ones(shape)])
+    nd.waitall()
+    module.forward_backward(batch)
+    module.update()
+    means = module.get_params()[1]["norm_moving_mean"].asnumpy()
+    np.testing.assert_allclose(means, 0.1, rtol=1e-6)
