@@ -171,13 +171,14 @@ def described_data(chosen: Dict[str, Any], command: Dict[str, Any]) -> Dict[str,
     else:
         found = not dataset and command["data_dir"].expanduser().exists()
         data = "folder" if found else dataset or "digits"
-        used = command["data_dir"] if found else "digits (8x8 images from scikit-learn)"
-        notice = f"data: {used}, as no option names others"
+        folder = command["data_dir"]
+        used = folder if found else "digits (8x8 images from scikit-learn)"
+        missing = "" if found or dataset else f"\n(there is no ImageNet at {folder})"
+        notice = f"data: {used}, as no option names others{missing}"
     if chosen.get("image_folder"):
         dataset = "folder"
-    folder = {"data_dir": defaults.FOLDERS[data]} if data in defaults.FOLDERS else {}
-    about = {"data": data, "dataset": dataset, "notice": notice, "reads_records": packed}
-    return {**about, **folder}
+    at = {"data_dir": defaults.FOLDERS[data]} if data in defaults.FOLDERS else {}
+    return {"data": data, "dataset": dataset, "notice": notice, "reads_records": packed, **at}
 
 
 # Options that exclude others, and what both choose

@@ -53,7 +53,9 @@ def comparable(path):
 def test_the_output_of_a_run(trained):
     notice, plan, *_, results, saved = trained.out.split("\n\n")
     assert saved == f"Checkpoints and the network are in {trained.save_dir}.\n"
-    assert notice == "data: digits (8x8 images from scikit-learn), as no option names others"
+    first, second = notice.splitlines()
+    assert first == "data: digits (8x8 images from scikit-learn), as no option names others"
+    assert second.startswith("(there is no ImageNet at ")
     assert plan.startswith("batch      32 per device × 1 (cpu(0)) = 32\n")
     words = " ".join(plan.split())
     assert "cifar_resnet8_v1, 10 classes, --mode hybrid" in words
