@@ -16,12 +16,6 @@ from tests.training.data.refusal import refusal
 from tests.training.runs.scripts import environment
 
 
-@pytest.fixture
-def root(tmp_path):
-    """Three classes of 3, 4 and 5 images."""
-    return write_classes_abc(tmp_path / "data")
-
-
 def test_tree(root):
     (root / "a" / "notes.txt").touch()
     (root / "a" / "deep.jpg").mkdir()

@@ -64,7 +64,7 @@ def test_a_log_without_the_last_epoch_is_refused(tmp_path):
         read(folder)
 
 
-def test_a_missing_or_damaged_file_is_named(tmp_path):
+def test_a_missing_or_damaged_file_or_one_of_another_kind_is_named(tmp_path):
     for name in ("summary.json", "run.json", "log.txt"):
         folder = write_run(tmp_path / name, "float32-1024", 76.18, 11.8, epochs=2)
         (folder / name).write_text("{")
@@ -73,9 +73,6 @@ def test_a_missing_or_damaged_file_is_named(tmp_path):
         (folder / name).unlink()
         with pytest.raises(UsageError, match=f"{name} cannot be read: No such file"):
             read(folder)
-
-
-def test_a_file_of_another_kind_is_refused(tmp_path):
     folder = write_run(tmp_path / "a", "float32-1024", 76.18, 11.8, epochs=2)
     (folder / "run.json").write_text('{"seed": 0}')
     with pytest.raises(UsageError, match="is not a run of `gluon-amp results`: 'configuration'"):

@@ -16,7 +16,14 @@ from gluon_amp.training.workers import launcher
 from gluon_amp.training.workers.launcher import launch
 from tests import ROOT
 
-LAUNCH = [sys.executable, "-c", "import gluon_amp_console as c; exit(c.main())", "launch"]
+PROGRAM = """
+import sys, gluon_amp_console as console
+console.enter_without_mxnet()
+from gluon_amp.training.workers import launcher
+launcher.LAST_WORDS = 0.5
+sys.exit(console.main())
+"""
+LAUNCH = [sys.executable, "-c", PROGRAM, "launch"]
 ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 pytestmark = pytest.mark.usefixtures("default_signals")

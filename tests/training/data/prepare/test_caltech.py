@@ -125,18 +125,6 @@ def test_caltech_101_from_either_archive(tmp_path, served):
     assert counts(tmp_path / "zip", "train") == [2, 2, 2]
 
 
-def test_a_run_that_was_killed_at_any_step_is_resumed(archive, tmp_path, served):
-    served["a.tar"], root = ARCHIVE, tmp_path / "root"
-    for half in ("images.unfinished/256_ObjectCategories/junk", "rec.unfinished/train.rec"):
-        (root / half).parent.mkdir(parents=True)
-        (root / half).write_bytes(b"half")
-    prepare_small(SMALL_256, root)
-    names = sorted(path.name for path in root.iterdir())
-    assert names == ["256_ObjectCategories.tar", "images", "rec"]
-    prepare_small(SMALL_256, tmp_path / "other", archive)
-    assert content(root) == content(tmp_path / "other")
-
-
 def test_what_cannot_be_prepared(archive, tmp_path, served):
     root = tmp_path / "root"
     assert refusal(prepare_small, SMALL_256, root) == (

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import platform
 import re
 import shutil
 from types import SimpleNamespace
@@ -54,21 +55,21 @@ def whole(folder):
 
 
 @pytest.mark.parametrize(
-    "kind, dtype, rate",
-    [("lstm", "bfloat16", 0.02), ("gru", "float16", 0.02), ("transformer", "float16", 0.02)],
+    "kind, dtype",
+    [("lstm", "bfloat16"), ("transformer", "float16")],
 )
-def test_a_run_learns(kind, dtype, rate, tmp_path, capsys):
+def test_a_run_learns(kind, dtype, tmp_path, capsys):
     path = tmp_path / "summary.json"
     arguments = (
         "--characters 20000 --batch-size 8 --bptt 16 --num-epochs 2 --hidden 32 --embedding 32 "
-        f"--lr {rate} --log-interval 0 --dtype {dtype} --model {kind} --summary-json {path}"
+        f"--lr 0.02 --log-interval 0 --dtype {dtype} --model {kind} --summary-json {path}"
     )
     assert train_text.main(arguments.split()) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     plan, *_, results = captured.out.split("\n\n")
     assert max(map(len, [*plan.splitlines(), *results.splitlines()])) <= 80
-    assert "images" not in captured.out
+    assert "images" not in captured.out and f"Python {platform.python_version()}" in captured.out
     summary = json.loads(path.read_text())
     of_kind = {"LayerNorm": "float32", "batch_dot": "float32"}
     body = of_kind if kind == "transformer" else {"RNN": dtype}
