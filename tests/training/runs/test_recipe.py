@@ -13,8 +13,6 @@ from gluon_amp.training.runs.schedule import Schedule
 
 import mxnet as mx
 
-pytestmark = pytest.mark.usefixtures("no_imagenet")
-
 
 def test_fine_tuning_has_the_same_options_with_other_defaults(tmp_path):
     (tmp_path / "pets").mkdir()

@@ -7,7 +7,7 @@ import pytest
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.runs import log
 from gluon_amp.training.tables.record import read, read_log
-from tests.training.tables.example_runs import CONFIGURATIONS, run, write_run
+from tests.training.tables.example_runs import CONFIGURATIONS, write_run
 
 
 def test_a_run_is_read_from_its_files(tmp_path):
@@ -35,11 +35,6 @@ def test_a_run_from_before_the_cross_entropy_was_recorded_is_read(tmp_path):
     record = read(folder)
     assert (record.cross_entropies, record.cross_entropy) == ((), None)
     assert (record.versions, record.date) == ("", "")
-
-
-def test_epochs_to_an_accuracy():
-    reached = [run(top1=98.0).epochs_to(top1) for top1 in (49.0, 50.0, 50.1, 98.0, 98.1)]
-    assert reached == [1, 1, 2, 2, None]
 
 
 def test_an_epoch_that_was_trained_again_counts_once():

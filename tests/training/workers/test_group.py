@@ -29,14 +29,6 @@ def no_launcher(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def test_one_worker_agrees_with_itself():
-    alone = connect("device", [mx.cpu()])
-    assert (alone.rank, alone.count, alone.kvstore, alone.first) == (0, 1, "device", True)
-    assert alone.total([1, 0.1]).tolist() == [1, 0.1]
-    assert alone.every([1, 0.1]).tolist() == [[1, 0.1]]
-    assert alone.from_first(b"a\0") == b"a\0"
-
-
 def test_statistics_of_one_worker_stay_as_they_are():
     param = gluon.Parameter("p", shape=(2,), grad_req="null")
     param.initialize(mx.init.One(), ctx=[mx.cpu(0), mx.cpu(1)])
