@@ -84,14 +84,11 @@ def test_folders_that_cannot_be_split(tmp_path, folders, sentence):
     assert sentence in refusal(open_image_folder, tmp_path)
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda path: path.write_bytes(b"\x89PNG"), lambda p: p.unlink()]
-)
-def test_a_file_that_cannot_be_read_is_named(tmp_path, damage):
+def test_a_file_that_is_gone_is_named(tmp_path):
     write_folders(tmp_path, "", ["a", "b"], images=4)
     source = open_image_folder(tmp_path, preprocessing=SMALL)
     name = in_order(source.val)[0]
-    damage(tmp_path / name)
+    (tmp_path / name).unlink()
     with pytest.raises(UnreadableImageError) as caught:
         source.val[0]
     assert str(caught.value) == name

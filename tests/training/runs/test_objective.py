@@ -28,6 +28,8 @@ def test_mixup_mixes_each_image_with_its_opposite():
     images, shares = objective.mixed(nd.array([[1.0], [3.0], [9.0]]), nd.array([0, 1, 1]), 0.75)
     assert images.asnumpy().ravel().tolist() == [0.75 + 2.25, 3.0, 6.75 + 0.25]
     assert shares.asnumpy().tolist() == [[0.75, 0.25], [0, 1], [0.25, 0.75]]
+    (losses,) = objective.losses([nd.array([[0, 0], [0, 1], [0, 0]])], [shares])
+    assert losses.asnumpy() == pytest.approx(np.log([2, 1 + np.exp(-1), 2]), rel=1e-5)
 
 
 def test_mixup_weights_depend_on_seed_epoch_and_batch_alone():

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -17,7 +16,7 @@ from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.tables.designs import DESIGNS
 from gluon_amp.training.tables.record import LOG, RUN, read
 from gluon_amp.training.tables.runs import Runner, alone_in, interruptible, jobs
-from tests.training.runs.scripts import environment
+from tests.training.runs.scripts import environment, wait_until
 from tests.training.tables.example_runs import write_run
 
 pytestmark = pytest.mark.usefixtures("default_signals")
@@ -49,13 +48,6 @@ def train(folder, *wanted, parallel=1):
     with alone_in(folder) as lock:
         Runner(parallel, lock, lines.append).train(wanted)
     return lines
-
-
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_a_finished_run_is_not_repeated(tmp_path):
@@ -127,7 +119,7 @@ def test_a_signal_terminates_the_runs_once(tmp_path, number):
     log = job.folder / LOG
 
     def when_ready():
-        wait_for(lambda: log.exists() and "ready" in log.read_text())
+        wait_until(lambda: log.exists() and "ready" in log.read_text())
         os.kill(os.getpid(), number)
 
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
@@ -179,7 +171,7 @@ def test_a_run_that_outlives_a_killed_table_keeps_others_from_its_folder(tmp_pat
     process = subprocess.Popen(
         [sys.executable, "-c", LOCKS, str(tmp_path), WAITS.format(str(end))], env=environment()
     )
-    wait_for(lambda: log.exists() and log.read_text())
+    wait_until(lambda: log.exists() and log.read_text())
     process.kill()
     process.wait()
     refused = pytest.raises(UsageError, match="another process is training in .*: wait for it")
@@ -194,7 +186,7 @@ def test_a_run_that_outlives_a_killed_table_keeps_others_from_its_folder(tmp_pat
         except UsageError:
             return False
 
-    wait_for(free)
+    wait_until(free)
 
 
 def test_the_files_are_made_again_from_the_json(tmp_path, capsys):
