@@ -1,14 +1,13 @@
 """What the programs share: readers of options, and sentences for what cannot be done."""
 
 import argparse
-import importlib
 import os
 import subprocess
 import sys
 
 import pytest
 
-from gluon_amp.base.messages import UsageError, from_extra
+from gluon_amp.base.messages import UsageError
 from gluon_amp.training import command_line
 from gluon_amp.training.command_line import real, several, split_at_dashes, status_of, whole
 from tests.training.runs.scripts import environment
@@ -125,12 +124,3 @@ def test_an_option_that_does_not_exist_gets_a_near_match(line, near, capsys):
     with pytest.raises(SystemExit):
         parser.parse_args(line.split())
     assert capsys.readouterr().err == f"prog: unrecognized arguments: {line}{near}\n"
-
-
-def test_a_missing_package_is_one_sentence_with_the_extra():
-    with pytest.raises(UsageError) as caught, from_extra("results", "--plot needs no_such_one"):
-        importlib.import_module("no_such_one")
-    assert str(caught.value) == (
-        "--plot needs no_such_one: run `pip install -c constraints.txt 'gluon-amp[results]'`."
-    )
-    assert caught.value.__suppress_context__

@@ -81,7 +81,3 @@ def test_a_file_that_expands_a_thousandfold_is_not_expanded(path, monkeypatch):
     assert "its header says 24 values, but it has more" in refusal(read_idx, path, (2, 3))
     assert read == [HEADER, 25]
     assert MAX_ITEMS * 28 * 28 < 2**30  # what any header can make it read
-
-
-def test_a_file_that_cannot_be_read_is_refused(tmp_path):
-    assert refusal(read_idx, tmp_path, ()) == f"{tmp_path} cannot be read: not a regular file."

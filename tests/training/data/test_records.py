@@ -107,19 +107,6 @@ def test_many_threads_read_at_once(tmp_path):
     assert read == [(png(picture(n)), n) for n in range(20)] * 300
 
 
-def test_a_corrupt_record_is_named(tmp_path):
-    for part in ("train", "val"):
-        write_records(tmp_path, part, range(4))
-    start = int((tmp_path / "train.idx").read_text().split()[5])  # of record 2
-    raw = bytearray((tmp_path / "train.rec").read_bytes())
-    raw[start + 32 : start + 48] = bytes(16)  # where the image begins
-    (tmp_path / "train.rec").write_bytes(raw)
-    source = open_records(record_files(tmp_path), preprocessing=Preprocessing(24))
-    batches = TrainingBatches(source.train, 4, num_workers=0)
-    list(batches.epoch(0))
-    assert batches.unreadable == [f"record 2 of {tmp_path}/train.rec"]
-
-
 @pytest.mark.parametrize("text", ["1 2 3", "1\t1.5", "1\t99999999999999999999"])
 def test_a_malformed_index_is_refused(tmp_path, text):
     path = tmp_path / "a.idx"

@@ -1,14 +1,11 @@
 """Text as characters: the sources of the standard library, and their chunks."""
 
-import sys
-
 import numpy as np
 import pytest
 
 from gluon_amp.training.data import DataError
 from gluon_amp.training.data.text import (
     CLASSES,
-    SHARE,
     UNKNOWN,
     VOCABULARY,
     Chunks,
@@ -74,17 +71,6 @@ def test_no_sources(tmp_path):
     for folder in (tmp_path, tmp_path / "absent"):
         with pytest.raises(DataError, match="has no sources of Python's standard library"):
             open_text(100, folder)
-
-
-def test_the_standard_library_of_this_python():
-    text = open_text(100_000)
-    version = ".".join(map(str, sys.version_info[:3]))
-    assert text.name == f"standard library of Python {version}"
-    assert text.val.shape == (100_000 // SHARE,)
-    for codes in (text.train, text.val):
-        assert codes.dtype == np.int32 and codes.min() >= 0 and codes.max() < CLASSES
-        assert (codes == UNKNOWN).mean() < 0.01
-        assert "return" in "".join((*VOCABULARY, "?")[code] for code in codes)
 
 
 def test_chunks_of_two_streams():

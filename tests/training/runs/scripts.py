@@ -1,7 +1,7 @@
-"""Scripts as the tests run them: loaded into this process, or as a user does."""
+"""Processes of this checkout, and what tests wait for in them."""
 
-import importlib.util
 import os
+import time
 
 import pytest
 
@@ -12,14 +12,6 @@ from tests import ROOT
 OF_THE_CLOCK = set("seconds train_seconds images_per_second waited_share peak_mebibytes".split())
 
 
-def load(name, folder="scripts"):
-    """Return a script as a module."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / folder / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def skip_without_native_bfloat16():
     if not bfloat16.is_native():
         pytest.skip("bfloat16 is emulated here")
@@ -28,3 +20,10 @@ def skip_without_native_bfloat16():
 def environment(**changes):
     """Return the variables of a process that imports this checkout."""
     return {**os.environ, "PYTHONPATH": str(ROOT), **changes}
+
+
+def wait_until(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)

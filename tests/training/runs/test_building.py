@@ -1,27 +1,21 @@
-"""What a recipe describes: its network, its optimizer, its statistics and its random numbers."""
+"""What a recipe describes: its network, its optimizer and its statistics."""
 
-import random
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from gluon_amp.training.networks.models import build
-from gluon_amp.training.runs import building, log
+from gluon_amp.training.runs import building
 from gluon_amp.training.runs.building import build_engine, build_trainer, loss_scale_option
 from gluon_amp.training.runs.history import Counts
-from gluon_amp.training.runs.loop import Loop
-from gluon_amp.training.runs.objective import Objective
 from gluon_amp.training.runs.recipe import read, read_fine_tuning
-from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.workers.group import Workers
 from tests.training.runs.engines.small import dense_net
 
 import mxnet as mx
-from mxnet import autograd, nd
+from mxnet import nd
 from mxnet.gluon import nn
-
-pytestmark = pytest.mark.usefixtures("no_imagenet")
 
 
 def network_of(*options, reader=read):
@@ -90,60 +84,6 @@ def test_each_optimizer_gets_its_own_options():
         assert trainer.loss_scale.scale == 128
     options = [loss_scale_option(read(words)) for words in (["--loss-scale", "none"], [])]
     assert options == [{"loss_scale": None}, {}]  # none, and the policy's own
-
-
-class Noise(nn.HybridBlock):
-    """Adds noise, by an operator other than Dropout."""
-
-    def hybrid_forward(self, F, x):
-        return x + F.random.normal_like(x) if autograd.is_training() else x
-
-
-class Scaled(Objective):
-    """A loss that draws from the generators of numpy and of Python."""
-
-    def losses(self, outputs, targets):
-        factor = np.random.uniform(0.5, 1) + random.uniform(0.5, 1)
-        return [factor * loss for loss in super().losses(outputs, targets)]
-
-
-def trained(mode, rank, disturbed=False):
-    """Weights after two steps of one of several workers, all of which see the same images."""
-    mx.random.seed(0)
-    random_layer = nn.Dropout(0.5) if mode == "module" else Noise()
-    with mx.name.NameManager():
-        net = nn.HybridSequential()
-        net.add(nn.Flatten(), random_layer, nn.Dense(3, in_units=32))
-    net.initialize(mx.init.One())
-    data = SimpleNamespace(classes=3, image_shape=(2, 4, 4))
-    workers = Workers()
-    workers.rank = rank
-    recipe = read(["--seed", "7", "--mode", mode, "--batch-size", "4"])
-    engine = build_engine(recipe, net, data, [mx.cpu()], 0.1, workers)
-    if mode == "hybrid":
-        engine.objective = Scaled(3)
-    images, labels = nd.array(np.random.RandomState(1).rand(4, 2, 4, 4)), nd.array([0, 1, 2, 0])
-    loop = Loop(engine, Schedule(0.1, 4, 2, "constant"), workers, log_interval=0, seed=7)
-    batches = SimpleNamespace(images=8, batch_size=4, epoch=lambda *at: [(images, labels)] * 2)
-
-    def disturb(done, counts):
-        if disturbed:
-            nd.random.uniform(shape=5), np.random.rand(), random.random()
-
-    with log.silence():
-        loop.train(batches, epoch=3, after_update=disturb)
-    if mode == "module":
-        return engine.module.get_params()[0]["dense0_weight"].asnumpy()
-    return net[2].weight.data().asnumpy()
-
-
-@pytest.mark.parametrize("mode", ["hybrid", "module"])
-def test_each_worker_draws_its_own_random_numbers_and_draws_them_again(mode):
-    """Those of Dropout, of any other operator, of numpy and of Python."""
-    first, second = (trained(mode, rank) for rank in range(2))
-    assert np.array_equal(trained(mode, 0, disturbed=True), first)
-    assert np.array_equal(trained(mode, 1, disturbed=True), second)
-    assert not np.array_equal(first, second)
 
 
 def test_the_first_step_leaves_each_device_its_own_statistics():

@@ -1,14 +1,9 @@
-"""The results of epochs, and the counts of the unfinished one."""
+"""The results of epochs."""
 
 import json
-import math
-
-import pytest
 
 from gluon_amp.files.schema import check
-from gluon_amp.training.runs.history import HISTORY, Counts, EpochResult, History, Validation
-
-from mxnet import nd
+from gluon_amp.training.runs.history import HISTORY, EpochResult, History, Validation
 
 
 def test_a_history_survives_json():
@@ -31,20 +26,3 @@ def test_the_best_epoch_is_the_first_of_those_with_the_highest_top_1():
 
     assert (best(0.5, None, 0.75, 0.75, 0.25), best(0.75, 0.5)) == (2, 0)
     assert best(None) is None
-
-
-def test_counts_go_on_where_they_were():
-    outputs, labels = nd.array([[0, 1], [1, 0], [0, 1]]), nd.array([1, 1, 1])
-    whole, part = Counts(), Counts()
-    for counts in (whole, part):
-        counts.accuracy.update(labels, outputs)
-        counts.loss.update(nd.array([0.1, 0.2, 0.3]))
-        counts.skipped += 1
-    part = Counts.restored(json.loads(json.dumps(part.state())))
-    for counts in (whole, part):
-        counts.accuracy.update(labels, outputs)
-        counts.loss.update(nd.array([0.7]))
-    assert part.result() == whole.result()
-    assert whole.result().accuracy == 4 / 6
-    assert whole.result().loss == pytest.approx(1.3 / 4)
-    assert math.isnan(Counts().loss.value)

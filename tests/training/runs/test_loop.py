@@ -17,6 +17,8 @@ from gluon_amp.training.runs.history import Counts
 from gluon_amp.training.runs.loop import Loop, TrainingError, measured
 from gluon_amp.training.runs.objective import Objective
 from gluon_amp.training.runs.schedule import Schedule
+from gluon_amp.training.runs.seeds import step_seed
+from gluon_amp.training.workers.group import Workers
 from tests.log_lines import Lines
 from tests.training.runs.engines.small import dense_net, points
 
@@ -145,6 +147,14 @@ def test_a_skipped_step_is_logged_and_counted(lines):
     )
     (line,) = [line for line in lines if "in all" in line]
     assert line.endswith("\tloss scale: 8192\tskipped steps: 3 (3 in all)")
+
+
+def test_each_step_of_each_worker_seeds_its_random_numbers(monkeypatch):
+    seeds, workers = [], Workers()
+    workers.rank = 1
+    monkeypatch.setattr(loop_module, "set_seed", seeds.append)
+    small_loop(workers=workers, seed=7).train(batches_of(points(10)), 3)
+    assert seeds == [step_seed(7, 1, 3, number) for number in range(3)]
 
 
 def test_validation_must_count_every_image():

@@ -35,21 +35,10 @@ def test_the_help_shows_each_default_and_each_metavar_once(parser, monkeypatch):
     )
 
 
-def test_long_lists_of_aliases_are_wrapped_between_them(parser, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    aliases = [f"--a-rather-long-name-{n}" for n in range(4)]
-    parser.add_argument(*aliases, type=int, metavar="N", help="any")
-    lines = parser.format_help().splitlines()
-    assert "  --a-rather-long-name-0, --a-rather-long-name-1, --a-rather-long-name-2," in lines
-    assert "    --a-rather-long-name-3 N" in lines
-
-
-def test_the_help_of_every_command_fits_80_columns_and_explains_every_option(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+def test_the_help_of_every_command_explains_every_option():
     for make in (train_parser, fine_tuning_parser, language_recipe.parser):
         parser = make()
         text = parser.format_help()
-        assert max(map(len, text.splitlines())) <= 80
         for action in parser._actions:
             if action.help != argparse.SUPPRESS:
                 assert action.help and ", ".join(action.option_strings[:2]) in text

@@ -13,8 +13,6 @@ from gluon_amp.training.runs.schedule import Schedule
 
 import mxnet as mx
 
-pytestmark = pytest.mark.usefixtures("no_imagenet")
-
 
 def test_fine_tuning_has_the_same_options_with_other_defaults(tmp_path):
     (tmp_path / "pets").mkdir()
@@ -93,11 +91,8 @@ def test_fine_tuning_reads_the_data_that_its_options_name(line, data):
     [
         ("", "digits", 32),
         ("--benchmark", "synthetic", 224),
-        ("--dataset fashion-mnist", "fashion-mnist", 28),
         ("--dataset fashion-mnist --model alexnet", "fashion-mnist", 64),
         ("--dataset digits --network vgg --num-layers 11", "digits", 32),
-        ("--dataset digits --model alexnet --input-size 96", "digits", 96),
-        ("--rec-train a --rec-val b", "rec", 224),
         ("--data-dir . --model inceptionv3", "folder", 224),
     ],
 )

@@ -4,11 +4,8 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 
 from gluon_amp.base import hardware
@@ -19,13 +16,11 @@ from gluon_amp.training.runs.history import Validation
 from gluon_amp.training.runs.loop import Loop
 from tests.images import write_folders
 from tests.training.runs.killing import contents
-from tests.training.runs.scripts import OF_THE_CLOCK, environment
+from tests.training.runs.scripts import OF_THE_CLOCK
 
 import mxnet as mx
 from gluoncv.model_zoo import get_cifar_resnet
 from mxnet.gluon import nn
-
-pytestmark = pytest.mark.usefixtures("no_imagenet")
 
 
 @pytest.fixture
@@ -69,13 +64,7 @@ def test_the_output_of_a_run(trained):
 
 def test_the_summary_of_a_run(trained):
     summary = json.loads(trained.summary_json.read_text())
-    assert summary["observed_dtypes"] == {
-        "conv_weight": "float16",
-        "conv_compute": "float16",
-        "batchnorm": "float32",
-        "logits": "float32",
-        "loss": "float32",
-    }
+    assert summary["observed_dtypes"]["conv_compute"] == "float16"
     assert (summary["dtype"], summary["emulated"]) == ("float16", is_emulated("float16"))
     assert (summary["validated"], summary["val_images"], summary["steps"]) == (360, 360, 8)
     assert (summary["model"], summary["seed"], summary["epochs"]) == ("cifar_resnet8_v1", 7, 2)
@@ -100,30 +89,24 @@ def test_the_files_of_a_run(trained):
         *(f"epoch00{epoch}-sample{samples:08d}.ckpt" for epoch, samples in POSITIONS),
     ]
     (params,) = trained.save_dir.glob("*.params")
-    assert {array.dtype for array in mx.nd.load(str(params)).values()} == {np.float32}
     get_cifar_resnet(1, 8, classes=10).load_parameters(str(params))  # without a cast
     assert trained.plot.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(trained, tmp_path, capsys):
-    """One checkpoint of it is damaged, too."""
+    """What it has left is what it had written until then; one checkpoint is damaged, too."""
     saved, summary = tmp_path / "saved", tmp_path / "summary.json"
-    more = ["--save-batches", "2", "--save-dir", str(saved), "--keep", "99", "--confusions", "3"]
-    command = [sys.executable, "-u", "-m", "gluon_amp", "train", *trained.options, *more]
-    process = subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True)
-    for line in process.stdout:
-        if "Epoch[1] Batch [2]" in line:
-            process.kill()
-            break
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
+    saved.mkdir()
+    for epoch, samples in POSITIONS[:5]:
+        shutil.copy(trained.save_dir / f"epoch00{epoch}-sample{samples:08d}.ckpt", saved)
     newest = sorted(saved.glob("epoch*.ckpt"))[-1]
     newest.write_bytes(newest.read_bytes()[:-1000])
+    more = ["--save-batches", "2", "--save-dir", str(saved), "--keep", "99", "--confusions", "3"]
     resumed = [*trained.options, *more, "--resume", "--summary-json", str(summary)]
     assert train.main(resumed) == 0
     out = capsys.readouterr().out
     assert "Skipped: " in out and newest.name in out
-    assert re.search(r": epoch 1, \d+ samples done", out) and "Epoch[0]" not in out
+    assert ": epoch 1, 64 samples done" in out and "Epoch[0]" not in out
     assert parameters(saved) == parameters(trained.save_dir)
     assert comparable(summary) == comparable(trained.summary_json)
 
@@ -253,7 +236,7 @@ def test_a_module_goes_on_from_its_own_files(fashion, summary_of, tmp_path):
     assert parts == whole
 
 
-def test_gluoncvs_two_files(fashion, summary_of, tmp_path, capsys):
+def test_gluoncvs_two_files(fashion, summary_of, tmp_path, refused):
     summary_of(*fashion, "--dtype", "float16", "--save-dir", tmp_path / "saved")
     (params,) = (tmp_path / "saved").glob("*.params")
     resume = [*fashion, "--dtype", "float16", "--resume-params", str(params), "--resume-epoch", "1"]
@@ -263,25 +246,19 @@ def test_gluoncvs_two_files(fashion, summary_of, tmp_path, capsys):
         (["--epochs", "2", "--model", "cifar_resnet8_v1"], "is of another network"),
         (["--epochs", "2", "--resume-states", str(params)], "--resume-states"),
     ):
-        assert train.main([*resume, *more]) == 2
-        error = capsys.readouterr().err
-        assert sentence in error and error.count("\n") == 1
+        assert sentence in refused(train.main, [*resume, *more])
 
 
 @pytest.mark.parametrize(
-    "line, layer",
-    [
-        ("--accumulate 2", lambda: nn.Dropout(0.5)),
-        ("--mode module --dtype float16", nn.BatchNorm),
-        ("--ema-decay 0.5 --dtype float16", nn.BatchNorm),
-    ],
+    "line",
+    ["--accumulate 2", "--mode module --dtype float16", "--ema-decay 0.5 --dtype float16"],
 )
-def test_a_run_goes_on_in_mid_epoch(line, layer, fashion, summary_of, tmp_path, monkeypatch):
+def test_a_run_goes_on_in_mid_epoch(line, fashion, summary_of, tmp_path, monkeypatch):
     """MXNet's random generator cannot be saved, so every step seeds it."""
 
     def build(model, classes):
         net = nn.HybridSequential()
-        net.add(nn.Flatten(), layer(), nn.Dense(classes))
+        net.add(nn.Flatten(), nn.Dropout(0.5), nn.BatchNorm(), nn.Dense(classes))
         return net
 
     monkeypatch.setattr(building, "build", build)
@@ -328,10 +305,9 @@ def test_the_average_is_validated_and_saved_beside_the_weights(fashion, summary_
     assert again.ema_top1_by_epoch[2] is None and len(again.ema_top1_by_epoch) == 4
 
 
-def test_a_decay_that_is_1_in_float32_is_one_sentence(fashion, capsys):
-    assert train.main([*fashion, "--ema-decay", "0.999999999"]) == 2
-    error = capsys.readouterr().err
-    assert "--ema-decay 0.999999999: decay must be a" in error and error.count("\n") == 1
+def test_a_decay_that_is_1_in_float32_is_one_sentence(fashion, refused):
+    sentence = refused(train.main, [*fashion, "--ema-decay", "0.999999999"])
+    assert "--ema-decay 0.999999999: decay must be a" in sentence
 
 
 def test_the_best_checkpoint_is_that_of_the_best_epoch(fashion, summary_of, tmp_path, monkeypatch):

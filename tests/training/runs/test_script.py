@@ -7,20 +7,6 @@ import pytest
 
 from gluon_amp.training.console import fine_tune, train
 
-pytestmark = pytest.mark.usefixtures("no_imagenet")
-
-
-def failed(main, words, capsys, status):
-    """Run a command that fails; return its one sentence on standard error."""
-    try:
-        ended = main(words)
-    except SystemExit as stop:  # by the parser
-        ended = stop.code
-    captured = capsys.readouterr()
-    assert ended == status
-    assert captured.err.count("\n") == 1 and "Traceback" not in captured.err
-    return captured.err
-
 
 @pytest.mark.parametrize(
     ("main", "line", "sentence"),
@@ -34,17 +20,17 @@ def failed(main, words, capsys, status):
         (fine_tune.main, "--pretrained-file none.params", "none.params cannot be read as param"),
     ],
 )
-def test_bad_input_is_one_sentence(main, line, sentence, tmp_path, capsys, monkeypatch):
+def test_bad_input_is_one_sentence(main, line, sentence, tmp_path, refused, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert sentence in failed(main, line.split(), capsys, 2)
+    assert sentence in refused(main, line.split())
 
 
-def test_a_run_that_diverges_ends_with_one_sentence(fashion, tmp_path, capsys):
+def test_a_run_that_diverges_ends_with_one_sentence(fashion, tmp_path, capsys, refused):
     options = [*fashion, "--lr-mode", "constant", "--save-dir", str(tmp_path)]
     assert train.main(options) == 0
     capsys.readouterr()
     again = [*options, "--epochs", "3", "--lr", "1e30", "--resume"]
-    sentence = failed(train.main, again, capsys, 1)
+    sentence = refused(train.main, again, status=1)
     # by the second batch, and not at the end of the epoch
     assert re.search(
         r"the loss became (nan|inf) in epoch 1, by batch \d, .* lower it with", sentence

@@ -12,8 +12,6 @@ from tests.images import write_folders
 
 import mxnet as mx
 
-pytestmark = pytest.mark.usefixtures("no_imagenet")
-
 
 @pytest.mark.parametrize(
     "options, side, total",

@@ -66,18 +66,6 @@ def test_a_death_ends_the_run_and_the_next_run_goes_on(script, tmp_path, workers
     assert checkpoints(tmp_path / "killed") == whole
 
 
-@pytest.mark.slow
-def test_another_number_of_workers_goes_on_between_epochs_only(script, tmp_path):
-    finish(script, tmp_path / "two", launcher(2), "--epochs", "1")
-    alone = ["--kv-store", "device", "--batch-size", "32", "--resume"]
-    within, between = sorted((tmp_path / "two").glob("epoch*.ckpt"))[-2:]
-    done = run(script, tmp_path / "one", [], *alone, str(within))
-    assert done.returncode == 2
-    sentence = "is of a run with 2 workers, in the middle of an epoch, and this one has 1 workers"
-    assert sentence in done.stderr and done.stderr.count("\n") == 1
-    finish(script, tmp_path / "one", [], *alone, str(between))
-
-
 class Started:
     """A scheduler, a server and workers that were started without a launcher."""
 

@@ -7,7 +7,7 @@ import pytest
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.runs import log
 from gluon_amp.training.tables.record import read, read_log
-from tests.training.tables.example_runs import CONFIGURATIONS, run, write_run
+from tests.training.tables.example_runs import CONFIGURATIONS, write_run
 
 
 def test_a_run_is_read_from_its_files(tmp_path):
@@ -37,11 +37,6 @@ def test_a_run_from_before_the_cross_entropy_was_recorded_is_read(tmp_path):
     assert (record.versions, record.date) == ("", "")
 
 
-def test_epochs_to_an_accuracy():
-    reached = [run(top1=98.0).epochs_to(top1) for top1 in (49.0, 50.0, 50.1, 98.0, 98.1)]
-    assert reached == [1, 1, 2, 2, None]
-
-
 def test_an_epoch_that_was_trained_again_counts_once():
     lines = [
         log.SPEED % (0, 100, 10.0),
@@ -64,7 +59,7 @@ def test_a_log_without_the_last_epoch_is_refused(tmp_path):
         read(folder)
 
 
-def test_a_missing_or_damaged_file_is_named(tmp_path):
+def test_a_missing_or_damaged_file_or_one_of_another_kind_is_named(tmp_path):
     for name in ("summary.json", "run.json", "log.txt"):
         folder = write_run(tmp_path / name, "float32-1024", 76.18, 11.8, epochs=2)
         (folder / name).write_text("{")
@@ -73,9 +68,6 @@ def test_a_missing_or_damaged_file_is_named(tmp_path):
         (folder / name).unlink()
         with pytest.raises(UsageError, match=f"{name} cannot be read: No such file"):
             read(folder)
-
-
-def test_a_file_of_another_kind_is_refused(tmp_path):
     folder = write_run(tmp_path / "a", "float32-1024", 76.18, 11.8, epochs=2)
     (folder / "run.json").write_text('{"seed": 0}')
     with pytest.raises(UsageError, match="is not a run of `gluon-amp results`: 'configuration'"):

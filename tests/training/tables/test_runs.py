@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -17,7 +16,7 @@ from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.tables.designs import DESIGNS
 from gluon_amp.training.tables.record import LOG, RUN, read
 from gluon_amp.training.tables.runs import Runner, alone_in, interruptible, jobs
-from tests.training.runs.scripts import environment
+from tests.training.runs.scripts import environment, wait_until
 from tests.training.tables.example_runs import write_run
 
 pytestmark = pytest.mark.usefixtures("default_signals")
@@ -51,13 +50,6 @@ def train(folder, *wanted, parallel=1):
     return lines
 
 
-def wait_for(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_finished_run_is_not_repeated(tmp_path):
     job = job_of(tmp_path, FINISHES)
     other = dataclasses.replace(job, seed=1, folder=tmp_path / "other")
@@ -73,22 +65,24 @@ def test_a_finished_run_is_not_repeated(tmp_path):
     assert (job.folder / RUN).stat() == before
 
 
-def test_a_resumed_run_has_shared_the_machine_if_a_part_of_it_has(tmp_path):
-    job = job_of(tmp_path, "import os; os.kill(os.getpid(), 9)")
-    with pytest.raises(RuntimeError, match="killed by signal SIGKILL: run the same command"):
+@pytest.mark.parametrize(
+    "ends, name",
+    [
+        ("import os; os.kill(os.getpid(), 9)", "SIGKILL"),
+        ("import sys; sys.exit(130)", "SIGINT"),
+        ("import sys; sys.exit(143)", "SIGTERM"),
+    ],
+)
+def test_an_interrupted_run_has_not_failed_and_shared_the_machine_if_a_part_has(
+    ends, name, tmp_path
+):
+    job = job_of(tmp_path, ends)
+    with pytest.raises(RuntimeError, match=f"killed by signal {name}: run the same command"):
         train(tmp_path, job, parallel=2)
-    assert not job.finished
+    assert not job.finished and not (job.folder / RUN).exists()
     job_of(tmp_path, FINISHES)
     train(tmp_path, job)
     assert read(job.folder).parallel == 2 and job.finished
-
-
-@pytest.mark.parametrize("status", [130, 143])
-def test_an_interrupted_run_has_not_failed(tmp_path, status):
-    job = job_of(tmp_path, f"import sys; sys.exit({status})")
-    with pytest.raises(RuntimeError, match="killed by signal SIG(INT|TERM): run the same command"):
-        train(tmp_path, job)
-    assert not (job.folder / RUN).exists()
 
 
 def test_a_failed_run_is_reported_and_repeated(tmp_path):
@@ -125,7 +119,7 @@ def test_a_signal_terminates_the_runs_once(tmp_path, number):
     log = job.folder / LOG
 
     def when_ready():
-        wait_for(lambda: log.exists() and "ready" in log.read_text())
+        wait_until(lambda: log.exists() and "ready" in log.read_text())
         os.kill(os.getpid(), number)
 
     before = [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)]
@@ -177,7 +171,7 @@ def test_a_run_that_outlives_a_killed_table_keeps_others_from_its_folder(tmp_pat
     process = subprocess.Popen(
         [sys.executable, "-c", LOCKS, str(tmp_path), WAITS.format(str(end))], env=environment()
     )
-    wait_for(lambda: log.exists() and log.read_text())
+    wait_until(lambda: log.exists() and log.read_text())
     process.kill()
     process.wait()
     refused = pytest.raises(UsageError, match="another process is training in .*: wait for it")
@@ -192,7 +186,7 @@ def test_a_run_that_outlives_a_killed_table_keeps_others_from_its_folder(tmp_pat
         except UsageError:
             return False
 
-    wait_for(free)
+    wait_until(free)
 
 
 def test_the_files_are_made_again_from_the_json(tmp_path, capsys):
@@ -233,12 +227,14 @@ def test_bad_input_is_one_sentence(line, sentence, tmp_path, capsys):
     assert sentence in error and error.count("\n") == 1
 
 
-def test_an_option_that_a_run_refuses_ends_the_table(tmp_path, capsys):
+def test_an_option_that_a_run_refuses_ends_the_table(tmp_path, capsys, monkeypatch):
+    refuses = "import sys; print('expected a number.', file=sys.stderr); sys.exit(2)"
+    job, asked = job_of(tmp_path, refuses), []
+    monkeypatch.setattr(command, "jobs", lambda *about: asked.append(about[-1]) or [job])
     arguments = ["--seeds", "1", "--output", str(tmp_path / "t"), "--", "--epochs", "0"]
-    assert command.main(arguments) == 2
-    sentence = capsys.readouterr().err
-    assert "expected a whole number from 1 to 1000000" in sentence
-    assert sentence.endswith("; options for the runs go after --.\n")
+    assert (command.main(arguments), asked) == (2, [("--epochs", "0")])
+    sentence = "expected a number; options for the runs go after --.\n"
+    assert capsys.readouterr().err == f"gluon-amp results: {sentence}"
 
 
 @pytest.mark.slow

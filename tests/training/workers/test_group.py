@@ -1,9 +1,6 @@
-"""Workers: what is refused, and what several of them agree on, with MXNet's real processes."""
+"""Workers: what is refused, and what several of them agree on."""
 
-import os
-import subprocess
 import sys
-import textwrap
 import time
 
 import pytest
@@ -12,7 +9,6 @@ from gluon_amp.base.messages import UsageError
 from gluon_amp.base.parameter_server import LostError
 from gluon_amp.training.workers import group
 from gluon_amp.training.workers.group import Workers, average_statistics, connect
-from tests import ROOT
 from tests.training.workers.agreement import OF_TWO, agreement, side_by_side
 
 import mxnet as mx
@@ -31,14 +27,6 @@ ROLE = {
 def no_launcher(monkeypatch):
     for name in [*ROLE, "HOROVOD_SIZE"]:
         monkeypatch.delenv(name, raising=False)
-
-
-def test_one_worker_agrees_with_itself():
-    alone = connect("device", [mx.cpu()])
-    assert (alone.rank, alone.count, alone.kvstore, alone.first) == (0, 1, "device", True)
-    assert alone.total([1, 0.1]).tolist() == [1, 0.1]
-    assert alone.every([1, 0.1]).tolist() == [[1, 0.1]]
-    assert alone.from_first(b"a\0") == b"a\0"
 
 
 def test_statistics_of_one_worker_stay_as_they_are():
@@ -98,43 +86,3 @@ def test_two_workers_agree_in_threads():
         return agreement(group._Several(store, store.rank))
 
     assert side_by_side(work, (1, 0)) == [OF_TWO] * 2
-
-
-FAILS = """
-    from gluon_amp.training.workers.group import connect, leave
-    import mxnet as mx
-
-    def main():
-        workers = connect("dist_sync", [mx.cpu()])
-        if workers.rank == 1:
-            raise KeyError('gone')
-        workers.total([1])  # in which the other waits for ever
-        return 0
-
-    leave(main)
-"""
-
-
-def launch(script, folder):
-    """Run a script as two workers."""
-    path = folder / "worker.py"
-    path.write_text(textwrap.dedent(script))
-    return subprocess.run(
-        [
-            *(sys.executable, "-m", "gluon_amp", "launch", "-n", "2", "--"),
-            sys.executable,
-            str(path),
-        ],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-
-
-@pytest.mark.slow
-def test_a_worker_that_fails_does_not_wait_at_its_exit(tmp_path):
-    done = launch(FAILS, tmp_path)
-    assert done.returncode == 1
-    assert "launch: worker 1 ended with status 1; the others are ended." in done.stderr
-    assert "KeyError: 'gone'" in done.stderr

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -14,10 +13,16 @@ import pytest
 from gluon_amp.base.messages import FINISHED
 from gluon_amp.training.workers import launcher
 from gluon_amp.training.workers.launcher import launch
-from tests import ROOT
+from tests.training.runs.scripts import environment, wait_until
 
-LAUNCH = [sys.executable, "-c", "import gluon_amp_console as c; exit(c.main())", "launch"]
-ENV = {**os.environ, "PYTHONPATH": str(ROOT)}
+PROGRAM = """
+import sys, gluon_amp_console as console
+console.enter_without_mxnet()
+from gluon_amp.training.workers import launcher
+launcher.LAST_WORDS = 0.5
+sys.exit(console.main())
+"""
+LAUNCH = [sys.executable, "-c", PROGRAM, "launch"]
 
 pytestmark = pytest.mark.usefixtures("default_signals")
 
@@ -39,13 +44,6 @@ def alive(pid):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def wait_until(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.05)
 
 
 @pytest.fixture
@@ -144,7 +142,7 @@ def test_workers_ignore_no_signal_that_the_launcher_ignores(here):
     numbers = signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM
     done = subprocess.run(
         ["sh", "-c", 'trap "" INT HUP QUIT TERM; exec "$@"', "sh", *launching, *print_ignored],
-        env=ENV,
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=60,
@@ -183,7 +181,7 @@ def test_after_the_grace_or_a_second_signal_all_is_ended(here, grace):
 
 def test_nothing_outlives_a_killed_launcher(here):
     command = [*LAUNCH, "-n", "2", "-s", "1", *shell(WAITING.format(""))]
-    process = subprocess.Popen(command, env=ENV)
+    process = subprocess.Popen(command, env=environment())
     try:
         wait_until(lambda: len(pids(here)) == 8)
     finally:
@@ -201,7 +199,9 @@ def test_nothing_outlives_a_killed_supervisor(here, monkeypatch):
 
 def test_nobody_reads_on(here):
     command = [*LAUNCH, "-n", "1", "-s", "1", *shell("touch $$; yes")]
-    process = subprocess.Popen(command, env=ENV, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process = subprocess.Popen(
+        command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     process.stdout.readline()
     process.stdout.close()
     assert process.wait(timeout=20) != 0

@@ -91,15 +91,7 @@ def test_options_that_cannot_be_followed(tmp_path, monkeypatch, line, sentence):
         planned(line)
 
 
-@pytest.mark.parametrize(
-    "line, sentence",
-    [
-        ("-n 0 -- true", "expected a whole number from 1 to 4096, got '0'"),
-        ("-n 1", "the following arguments are required: COMMAND"),
-        ("-n 1 --env =x -- true", "expected NAME=VALUE or NAME, got '=x'"),
-    ],
-)
-def test_wrong_options(line, sentence, capsys):
+def test_a_variable_without_a_name_is_refused(capsys):
     with pytest.raises(SystemExit):
-        read(line.split())
-    assert sentence in capsys.readouterr().err
+        read("-n 1 --env =x -- true".split())
+    assert "expected NAME=VALUE or NAME, got '=x'" in capsys.readouterr().err

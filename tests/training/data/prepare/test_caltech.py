@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import io
-import tarfile
 import zipfile
 
 import pytest
@@ -17,6 +16,7 @@ from gluon_amp.training.data.prepare.packing import Encoding, Packing
 from gluon_amp.training.data.splitting import Split, read_classes
 from tests.images import record_files
 from tests.training.data.jpegs import jpeg, smooth
+from tests.training.data.prepare.archives import entry, tar_bytes
 from tests.training.data.refusal import refusal
 
 CLASSES_101 = {"BACKGROUND_Google": 3, "Faces": 4, "ant": 5}
@@ -26,14 +26,9 @@ CLASSES_256 = {"001.ak47": 5, "056.dog": 6, "198.spider": 7, "257.clutter": 5}
 def tar_of(folder, classes, mode="w"):
     """Return an archive with so many images in each class, and another file."""
     names = [f"{name}/{number}.jpg" for name, count in classes.items() for number in range(count)]
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode=mode) as tar:
-        for seed, name in enumerate([*names, f"{max(classes)}/RENAME2"]):
-            data = jpeg(smooth(24, 32, seed))
-            info = tarfile.TarInfo(f"{folder}/{name}")
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return file.getvalue()
+    names.append(f"{max(classes)}/RENAME2")
+    images = [jpeg(smooth(24, 32, seed)) for seed in range(len(names))]
+    return tar_bytes(*map(entry, [f"{folder}/{name}" for name in names], images), mode=mode)
 
 
 ARCHIVE = tar_of("256_ObjectCategories", CLASSES_256)
@@ -123,18 +118,6 @@ def test_caltech_101_from_either_archive(tmp_path, served):
     assert counts(tmp_path / "zip", "val") == [2, 3]
     prepare_small(data, tmp_path / "zip", split=Split(total=6), clutter=True, overwrite=True)
     assert counts(tmp_path / "zip", "train") == [2, 2, 2]
-
-
-def test_a_run_that_was_killed_at_any_step_is_resumed(archive, tmp_path, served):
-    served["a.tar"], root = ARCHIVE, tmp_path / "root"
-    for half in ("images.unfinished/256_ObjectCategories/junk", "rec.unfinished/train.rec"):
-        (root / half).parent.mkdir(parents=True)
-        (root / half).write_bytes(b"half")
-    prepare_small(SMALL_256, root)
-    names = sorted(path.name for path in root.iterdir())
-    assert names == ["256_ObjectCategories.tar", "images", "rec"]
-    prepare_small(SMALL_256, tmp_path / "other", archive)
-    assert content(root) == content(tmp_path / "other")
 
 
 def test_what_cannot_be_prepared(archive, tmp_path, served):

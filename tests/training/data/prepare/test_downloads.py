@@ -16,6 +16,7 @@ from gluon_amp.base.messages import UsageError
 from gluon_amp.files.atomic import InUseError
 from gluon_amp.training.data.prepare import downloads
 from gluon_amp.training.data.prepare.downloads import DownloadError, download, extract, md5_of
+from tests.training.data.prepare.archives import entry, tar_bytes
 from tests.training.data.refusal import refusal
 
 DATA = bytes(range(256)) * 9_000  # 2.3 MB: more than one block
@@ -109,21 +110,6 @@ def test_without_requests(mirror, path, monkeypatch):
     monkeypatch.setitem(sys.modules, "requests", None)
     with pytest.raises(UsageError, match=r"requests is not installed: run `pip install -c constr"):
         get(mirror, path, "whole")
-
-
-def entry(name, data=b"data", kind=tarfile.REGTYPE, mode=0o644):
-    info = tarfile.TarInfo(name)
-    info.type, info.mode, info.linkname = kind, mode, "top/a.jpg"
-    info.size = len(data) if kind == tarfile.REGTYPE else 0
-    return info, data
-
-
-def tar_bytes(*entries, mode="w"):
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode=mode) as tar:
-        for info, data in entries:
-            tar.addfile(info, io.BytesIO(data))
-    return file.getvalue()
 
 
 def zip_bytes(**contents):

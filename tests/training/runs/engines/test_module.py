@@ -14,32 +14,29 @@ import mxnet as mx
 from mxnet.kvstore import KVStoreBase
 
 
-def module_of(net, objective=None, size=8, **options):
+def module_of(net, objective):
     settings = {"learning_rate": 0.5, "wd": 0.0}
-    objective = objective or Objective(3)
-    options["policy"] = "float32"
-    return ModuleEngine(net, objective, [mx.cpu()], size, (4,), "sgd", settings, **options)
+    options = {"policy": "float32", "loss_scale": 8}
+    return ModuleEngine(net, objective, [mx.cpu()], 8, (4,), "sgd", settings, **options)
 
 
-def assert_same_values(net, twin, module):
-    values, _ = module.module.get_params()
-    for ours, its in zip(net.collect_params().values(), twin.collect_params()):
-        np.testing.assert_allclose(
-            values[its].asnumpy(), ours.data().asnumpy(), rtol=1e-5, atol=1e-6
-        )
-
-
-def test_a_module_is_the_twin_of_a_gluon_network():
+@pytest.mark.parametrize("objective", [Objective(3), Objective(3, smoothing=0.3)])
+def test_a_module_is_the_twin_of_a_gluon_network(objective):
     """The same weights, batches and rate, in float32: the same network after an epoch."""
-    rates = Schedule(0.5, 1, 3, "constant")
-    net = dense_net()
-    gluon_result = Loop(engine_of(net), rates).train(batches(8), 0)
-    twin = dense_net()
-    module = module_of(twin, loss_scale=8)
-    module_result = Loop(module, rates).train(batches(8), 0)
-    assert_same_values(net, twin, module)
-    assert module_result.loss == pytest.approx(gluon_result.loss, rel=1e-5)
-    assert module_result.accuracy == gluon_result.accuracy
+    net, twin = dense_net(), dense_net()
+    engine, module = engine_of(net), module_of(twin, objective)
+    engine.objective = objective
+    loops = [Loop(each, Schedule(0.5, 1, 3, "constant")) for each in (engine, module)]
+    ours, its = (loop.train(batches(8), 0) for loop in loops)
+    values, _ = module.module.get_params()
+    for param, name in zip(net.collect_params().values(), twin.collect_params()):
+        expected = param.data().asnumpy()
+        np.testing.assert_allclose(values[name].asnumpy(), expected, rtol=1e-5, atol=1e-6)
+    assert its.loss == pytest.approx(ours.loss, rel=1e-5)
+    assert its.accuracy == ours.accuracy
+    # that of the labels, not smoothed
+    ours, its = (loop.validate(ValidationBatches(points(), 8), 24, 0) for loop in loops)
+    assert its.cross_entropy == pytest.approx(ours.cross_entropy, rel=1e-5)
 
 
 class TwoEqualWorkers(KVStoreBase):
@@ -79,22 +76,3 @@ def test_a_module_with_two_workers_divides_by_the_images_of_both(policy, optimiz
         weights.append([value.asnumpy() for value in values.values()])
     for alone, together in zip(*weights):
         np.testing.assert_allclose(together, alone, rtol=1e-5, atol=1e-6)
-
-
-def test_a_modules_smoothing_is_that_of_gluon():
-    smooth = Objective(3, smoothing=0.3)
-    net = dense_net()
-    engine = engine_of(net)
-    engine.objective = smooth
-    gluon_result = Loop(engine, Schedule(0.5, 1, 1, "constant")).train(batches(24), 0)
-    twin = dense_net()
-    module = module_of(twin, smooth, 24)
-    module_result = Loop(module, Schedule(0.5, 1, 1, "constant")).train(batches(24), 0)
-    assert_same_values(net, twin, module)
-    assert module_result.loss == pytest.approx(gluon_result.loss, rel=1e-5)
-    validation = ValidationBatches(points(), 24)
-    losses = [
-        Loop(each, Schedule(0.5, 1, 1, "constant")).validate(validation, 24, 0).cross_entropy
-        for each in (engine, module)
-    ]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-5)  # that of the labels, not smoothed

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import math
+import platform
 import re
 import shutil
 from types import SimpleNamespace
@@ -54,21 +55,21 @@ def whole(folder):
 
 
 @pytest.mark.parametrize(
-    "kind, dtype, rate",
-    [("lstm", "bfloat16", 0.02), ("gru", "float16", 0.02), ("transformer", "float16", 0.02)],
+    "kind, dtype",
+    [("lstm", "bfloat16"), ("transformer", "float16")],
 )
-def test_a_run_learns(kind, dtype, rate, tmp_path, capsys):
+def test_a_run_learns(kind, dtype, tmp_path, capsys):
     path = tmp_path / "summary.json"
     arguments = (
         "--characters 20000 --batch-size 8 --bptt 16 --num-epochs 2 --hidden 32 --embedding 32 "
-        f"--lr {rate} --log-interval 0 --dtype {dtype} --model {kind} --summary-json {path}"
+        f"--lr 0.02 --log-interval 0 --dtype {dtype} --model {kind} --summary-json {path}"
     )
     assert train_text.main(arguments.split()) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
     plan, *_, results = captured.out.split("\n\n")
     assert max(map(len, [*plan.splitlines(), *results.splitlines()])) <= 80
-    assert "images" not in captured.out
+    assert "images" not in captured.out and f"Python {platform.python_version()}" in captured.out
     summary = json.loads(path.read_text())
     of_kind = {"LayerNorm": "float32", "batch_dot": "float32"}
     body = of_kind if kind == "transformer" else {"RNN": dtype}
@@ -118,36 +119,27 @@ def test_a_run_goes_on_in_mid_epoch_with_its_states(whole, folder, tmp_path):
         (["--bptt", "8", "--resume", "MIDDLE"], "with 8 × 16 samples in an update, in the middle"),
     ],
 )
-def test_another_run_is_not_gone_on_with(changed, words, whole, folder, tmp_path, capsys):
+def test_another_run_is_not_gone_on_with(changed, words, whole, folder, tmp_path, refused):
     shutil.copytree(folder, tmp_path / "saved")
     (middle,) = (tmp_path / "saved").glob("epoch001-sample000005*.ckpt")
     (tmp_path / "saved" / "epoch002-sample00000000.ckpt").unlink()
     options = [str(middle) if word == "MIDDLE" else word for word in changed]
-    assert train_text.main([*SHORT, "--save-dir", str(tmp_path / "saved"), *options]) == 2
-    error = capsys.readouterr().err
-    assert words in error and error.count("\n") == 1
-
-
-def test_too_few_characters_are_one_sentence(capsys):
-    assert train_text.main(["--characters", "1000", "--batch-size", "64"]) == 2
-    captured = capsys.readouterr()
-    assert (captured.out, captured.err.count("\n")) == ("", 1)
-    assert "--characters 1000 are not enough for 64 streams of 32 characters" in captured.err
+    line = [*SHORT, "--save-dir", tmp_path / "saved", *options]
+    assert words in refused(train_text.main, line)
 
 
 @pytest.mark.parametrize(
     "line, sentence",
     [
         ("--model transformer --embedding 30", "--embedding 30 cannot be shared by --heads 4"),
+        ("--characters 1000 --batch-size 64", "1000 are not enough for 64 streams of 32 char"),
         ("--tied", "give --hidden 64 as well"),
         ("--without masters", "is for --dtype float16"),
         ("--without wide-norms --dtype float16", "is for --model transformer"),
     ],
 )
-def test_what_does_not_fit_the_network_is_one_sentence(line, sentence, capsys):
-    assert train_text.main(line.split()) == 2
-    error = capsys.readouterr().err
-    assert sentence in error and error.count("\n") == 1
+def test_what_does_not_fit_the_network_or_the_text_is_one_sentence(line, sentence, refused):
+    assert sentence in refused(train_text.main, line.split())
 
 
 def test_a_control_pins_what_it_names():
