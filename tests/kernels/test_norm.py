@@ -223,17 +223,6 @@ def test_the_variance_of_values_far_from_zero(sharp, instruction_set):
     np.testing.assert_allclose(results["var"], exact.var((0, 2, 3)), rtol=1e-5)
 
 
-def test_the_running_statistics_are_auxiliary_states():
-    symbol = norm()
-    assert symbol.list_auxiliary_states() == ["mean", "var"]
-    assert len(symbol.list_outputs()) == 1
-    arguments, results, states = symbol.infer_shape(x=(2, 1, 3, 3, 16))
-    assert arguments == [(2, 1, 3, 3, 16), (16,), (16,)]
-    assert (results, states) == ([(2, 1, 3, 3, 16)], [(16,), (16,)])
-    arguments, _, states = norm(element=ELEMENTS[0]).infer_type(x="float32")
-    assert {*arguments, *states} == {np.float32}
-
-
 def test_the_gradient_of_add_and_relu_keeps_the_result_and_not_the_other_image():
     # With the other image overwritten after the forward pass, its gradient is the same.
     images = [normal((2, 16, 3, 3), "float16", seed) for seed in (1, 2)]

@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -79,21 +77,6 @@ def test_memory_that_mxnet_does_not_own(first):
     assert first(weight) == 7
     writable[:] = 2
     assert first(weight) == 14
-
-
-def test_set_data_and_steps_of_a_trainer(first):
-    parameter = gluon.Parameter("weight", shape=(2, 3))
-    parameter.initialize(mx.init.One())
-    assert first(parameter.data()) == 7
-    parameter.set_data(nd.full((2, 3), 2))
-    assert first(parameter.data()) == 14
-    trainer = gluon.Trainer([parameter], "sgd", {"learning_rate": 1})
-    for expected in (7, 0):
-        with autograd.record():
-            loss = parameter.data().sum()
-        loss.backward()
-        trainer.step(1)
-        assert first(parameter.data()) == expected
 
 
 def test_new_weights_at_the_addresses_of_deleted_ones(first):
@@ -184,33 +167,3 @@ def test_the_gradient_of_the_data_reads_the_same_weight(channels, filters, kerne
         np.testing.assert_array_equal(kept, gradient_of_data(*case, variable=False))
         written = gradient_of_data(*case, variable=True, written=True)
         np.testing.assert_array_equal(2 * kept, written)
-
-
-FORKS = """
-import os
-import subprocess
-import sys
-import gluon_amp as amp
-import mxnet as mx
-net = amp.cast(mx.gluon.nn.Dense(64, in_units=64), "float16")
-net.initialize()
-data = mx.nd.ones((64, 64))
-for _ in range(20):
-    net.weight.set_data(mx.nd.ones((64, 64)))  # it is packed again, in the engine
-    out = net(data)
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
-    out.wait_to_read()
-    assert net(data)[0, 0].asscalar() == 64
-print("ended")
-"""
-
-
-def test_a_fork_while_the_engine_packs_a_weight():
-    """As of the workers of a DataLoader. MXNet waits before a fork until its engine is idle."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout == "ended\n", done.stderr
