@@ -26,7 +26,7 @@ def trial(path):
         raise BuildError("the trial of the kernels failed (killed by SIGSEGV)")
 
 
-def compiler_of(home, library):
+def compiler_of(home, library, seconds=0):
     """Write a compiler that copies a library instead of linking one, and counts its calls."""
     compiler = home / "compiler"
     compiler.write_text(
@@ -38,7 +38,7 @@ def compiler_of(home, library):
         done
         case $out in
           *.o) : > "$out" ;;
-          *) cp {library} "$out"; echo >> {home}/builds ;;
+          *) sleep {seconds}; cp {library} "$out"; echo >> {home}/builds ;;
         esac
         """)
     )
@@ -240,7 +240,7 @@ print(results)
 
 
 def test_processes_and_threads_at_first_use_share_one_build(home, monkeypatch):
-    monkeypatch.setenv("CXX", str(compiler_of(home, LIBRARY)))
+    monkeypatch.setenv("CXX", str(compiler_of(home, LIBRARY, seconds=3)))
     monkeypatch.setenv("GLUON_AMP_NATIVE", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     command = [sys.executable, "-c", THREADS]
