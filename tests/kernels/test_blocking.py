@@ -11,7 +11,6 @@ from tests.kernels.images import (
     operator,
     rounded,
     to_blocked,
-    to_plain,
 )
 from tests.lowering import printed
 from tests.marks import needs_library
