@@ -11,7 +11,7 @@ from gluon_amp.base import hardware
 from gluon_amp.graph import own_operators as own
 from gluon_amp.graph import to_json
 from gluon_amp.lowering import lower, onednn
-from tests.lowering import on_symbols, printed
+from tests.lowering import on_symbols, ops, printed
 from tests.marks import needs_bfloat16, needs_library
 
 import mxnet as mx
@@ -26,10 +26,6 @@ apply_workarounds = on_symbols(onednn.apply_workarounds)
 def low(data):
     # functions accept MXNet's structured dtype; only graphs accept the name
     return mx.sym.amp_cast(data, dtype=np.dtype([("bfloat16", np.uint16)]))
-
-
-def ops(symbol):
-    return [node["op"] for node in to_json(symbol)["nodes"] if node["op"] != "null"]
 
 
 def run(symbol, **arrays):

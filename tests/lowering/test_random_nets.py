@@ -217,15 +217,6 @@ def test_many_random_nets(answers, request):
     assert sum(check(policies, seed, answers) for seed in seeds) > count / 2
 
 
-def test_a_crash_costs_one_answer(answers):
-    answers.request(policies, 0)
-    answers.process.kill()
-    answers.process.join()
-    while answers.next() is not None:
-        pass  # the messages before the crash
-    assert check(policies, 1, answers)
-
-
 @needs_layout
 @pytest.mark.parametrize("seed", range(6))
 def test_the_layout_changes_no_result_of_a_random_net(seed, answers):

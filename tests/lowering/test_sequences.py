@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from gluon_amp.graph import to_json
 from gluon_amp.graph.own_operators import (
     BATCH_DOT,
     GELU,
@@ -14,7 +13,7 @@ from gluon_amp.graph.own_operators import (
     SPLIT,
 )
 from gluon_amp.lowering import sequences
-from tests.lowering import on_symbols
+from tests.lowering import on_symbols, ops
 from tests.marks import needs_library
 
 import mxnet as mx
@@ -23,10 +22,6 @@ from mxnet import nd
 pytestmark = [needs_library, pytest.mark.cpu_kind]
 
 use_row_kernels = on_symbols(sequences.use_row_kernels)
-
-
-def ops(symbol):
-    return [node["op"] for node in to_json(symbol)["nodes"] if node["op"] != "null"]
 
 
 def norm(x, **attrs):
