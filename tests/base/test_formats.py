@@ -63,16 +63,6 @@ def test_values_midpoints_and_neighbours_round_as_in_ml_dtypes(name):
     assert np.array_equal(np.signbit(actual[number]), np.signbit(expected[number]))
 
 
-def test_tfloat32_is_float32_without_its_last_13_bits():
-    values = beside(every_value(FORMATS["bfloat16"])[::61] * np.float32(1 + 2**-9))
-    values = values[np.isfinite(values)]
-    bits = values.view(np.uint32).astype(np.uint64)
-    bits = (bits + 0xFFF + (bits >> 13 & 1)) & 0xFFFFE000
-    expected = bits.astype(np.uint32).view(np.float32).astype(np.float64)
-    actual = [rounded(float(x), FORMATS["tfloat32"]) for x in values]
-    assert np.array_equal(actual, expected)
-
-
 @pytest.mark.parametrize(
     "name, x, overflowed, saturated",
     [

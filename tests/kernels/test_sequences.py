@@ -26,8 +26,8 @@ def arrays_of(shape, names=NAMES, element="float32"):
     return values
 
 
-def norm(element="float32", **attrs):
-    return operator("_gluon_amp_layer_norm", NAMES, element, eps=1e-3, **attrs)
+def norm():
+    return operator("_gluon_amp_layer_norm", NAMES, "float32", eps=1e-3)
 
 
 def stock(op, *names, **attrs):
@@ -52,18 +52,6 @@ def test_layer_norm(instruction_set, shape, requests):
     ours = compute(norm(), arrays, head, requests)
     theirs = compute(stock("LayerNorm", *NAMES, eps=1e-3), arrays, head, requests)
     assert_close(ours, theirs, 4e-6)
-
-
-@pytest.mark.parametrize("element", LOW)
-def test_layer_norm_of_bfloat16(instruction_set, element):
-    """It rounds the result and the gradient of the data, and nothing else."""
-    arrays, head = arrays_of((70, 33), element=element), normal((70, 33), element, seed=9)
-    ours = compute(norm(element, dtype="bfloat16"), arrays, head)
-    wide = compute(norm(), arrays, head)
-    for name in ("result", "x"):
-        wide[name] = rounded(wide[name], element)
-    for name, value in wide.items():
-        np.testing.assert_array_equal(ours[name], value, name)
 
 
 def test_layer_norm_has_the_same_bits_everywhere():
@@ -131,13 +119,16 @@ def test_gelu_of_what_is_large_or_not_finite(instruction_set):
 
 
 @pytest.mark.parametrize("element", LOW)
-def test_gelu_of_bfloat16(instruction_set, element):
+@pytest.mark.parametrize("op, names", [("layer_norm", NAMES), ("gelu", ["x"])])
+def test_an_operator_of_bfloat16(instruction_set, op, names, element):
     """It rounds the result and the gradient of the data, and nothing else."""
-    x, head = (normal((70, 33), element, seed) for seed in (0, 9))
-    ours = compute(operator("_gluon_amp_gelu", ["x"], element, dtype="bfloat16"), {"x": x}, head)
-    wide = compute(operator("_gluon_amp_gelu", ["x"], "float32"), {"x": x}, head)
-    for name, value in wide.items():
-        np.testing.assert_array_equal(ours[name], rounded(value, element), name)
+    arrays, head = arrays_of((70, 33), names, element), normal((70, 33), element, seed=9)
+    ours = operator(f"_gluon_amp_{op}", names, element, dtype="bfloat16")
+    wide = compute(operator(f"_gluon_amp_{op}", names, "float32"), arrays, head)
+    for name in ("result", "x"):
+        wide[name] = rounded(wide[name], element)
+    for name, value in compute(ours, arrays, head).items():
+        np.testing.assert_array_equal(value, wide[name], name)
 
 
 @pytest.mark.parametrize("requests", ["write", "add"])
