@@ -116,28 +116,6 @@ def test_gradients_of_inputs(way, monkeypatch):
         check_sums(lambda f=function: nn.HybridLambda(f), way, parts, monkeypatch)
 
 
-def test_a_part_of_a_block_that_is_not_cast():
-    """The lowered graph of a child is part of the graph of its parent."""
-    part = nn.Dense(4, in_units=4)
-    part.initialize(mx.init.Normal(0.5))
-    amp.cast(part, "bfloat16" if bfloat16.is_native() else "float16")
-    whole = nn.HybridSequential()
-    whole.add(part, nn.Dense(2, in_units=4))
-    whole[1].initialize()
-    whole.hybridize()
-    whole.collect_params().setattr("grad_req", "add")
-    x = nd.array(normal(3, 4))
-    results = []
-    for _ in range(2):
-        with autograd.record():
-            out = whole(x)
-        out.backward()
-        results.append([p.grad().asnumpy() for p in whole.collect_params().values()])
-    for once, twice in zip(*results):
-        assert np.abs(once).max() > 0
-        np.testing.assert_allclose(twice, 2 * once, rtol=1e-3)
-
-
 # -------------------------------------------------------------------------- loops and branches
 
 
