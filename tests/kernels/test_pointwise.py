@@ -94,6 +94,7 @@ BINARY = {
     "add 0 1": nd.elemwise_add,
     "add 1 0": nd.elemwise_add,
     "add 0 1; relu 2": lambda x, y: nd.relu(x + y),
+    "relu 0; add 2 1": lambda x, y: nd.relu(x) + y,
     "sub 0 1": nd.elemwise_sub,
     "mul 0 1": nd.elemwise_mul,
     "square 1; adds 2 1; div 0 3": lambda x, y: x / (nd.square(y) + 1),
