@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gluon_amp.graph import from_json
+from gluon_amp.graph.own_operators import BFLOAT16, ROUND
 from tests.kernels.images import ELEMENTS, PRECISION, compute, operator, rounded
 from tests.kernels.products import (
     Convolution,
@@ -211,21 +211,13 @@ def test_many_layers_read_one_tensor(element):
     arrays = {"data": np.array([[1, 2], [3, 4]], np.float32)}
     names = ["data"] + [f"weight{i}" for i in range(10)]
     arrays.update((name, np.full((3, 2), 2, np.float32)) for name in names[1:])
-    low = "_gluon_amp_bfloat16" if element == "bfloat16" else "_gluon_amp_round"
-    nodes = [{"op": "null", "name": name, "inputs": []} for name in names]
-    nodes.append({"op": low, "name": "low", "inputs": [[0, 0, 0]], "attrs": {}})
-    attrs = {"num_hidden": "3", "no_bias": "True", "variable_weight": "True"}
-    attrs["bfloat_values"] = str(element == "wide bfloat16")
-    for i in range(10):
-        inputs = [[11, 0, 0], [i + 1, 0, 0]]
-        nodes.append({"op": "_gluon_amp_dense", "name": f"d{i}", "inputs": inputs, "attrs": attrs})
-    inputs = [[12 + i, 0, 0] for i in range(10)]
-    attrs = {"num_args": "10", "dim": "1"}
-    nodes.append({"op": "Concat", "name": "all", "inputs": inputs, "attrs": attrs})
+    low = operator(BFLOAT16 if element == "bfloat16" else ROUND, ["data"], "float16")
+    options = {"num_hidden": 3, "no_bias": True, "variable_weight": True}
+    options["bfloat_values"] = element == "wide bfloat16"
+    layers = (operator("_gluon_amp_dense", ["x", w], "float16", **options) for w in names[1:])
+    symbol = mx.sym.concat(*(layer(x=low) for layer in layers), dim=1)
     if element == "bfloat16":
-        wide = {"op": "amp_cast", "name": "f", "attrs": {"dtype": "float32"}}
-        nodes.append({**wide, "inputs": [[22, 0, 0]]})
-    symbol = from_json({"nodes": nodes, "heads": [[len(nodes) - 1, 0, 0]]})
+        symbol = mx.sym.amp_cast(symbol, dtype="float32")
     results = compute(symbol, arrays, np.ones((2, 30), np.float32))
     np.testing.assert_array_equal(results["result"], [[6] * 30, [14] * 30])
     np.testing.assert_array_equal(results["data"], [[60, 60], [60, 60]])
