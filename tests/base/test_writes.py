@@ -1,13 +1,9 @@
 """The engine's counters of writes: what counts, what does not, and what is not known."""
 
-import os
-import subprocess
-import sys
-
 import gluon_amp  # noqa: F401
 from gluon_amp.base import writes
 from gluon_amp.base.writes import version
-from tests import ROOT
+from tests.lowering import printed
 
 from mxnet import nd
 
@@ -75,14 +71,13 @@ def test_nothing_is_known_where_the_counters_are_elsewhere(monkeypatch):
     assert version(nd.ones((4,))) is None
 
 
-def test_the_naive_engine_counts_too():
-    code = """
+NAIVE = """
 import gluon_amp, mxnet as mx
 from gluon_amp.base.writes import version
 array = mx.nd.ones((4,)); array.wait_to_read(); before = version(array)
 array += 1; array.wait_to_read(); print(version(array) - before)
 """
-    env = {**os.environ, "MXNET_ENGINE_TYPE": "NaiveEngine", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
-    assert done.stdout.split() == ["1"], done.stderr
+
+
+def test_the_naive_engine_counts_too():
+    assert printed(NAIVE, MXNET_ENGINE_TYPE="NaiveEngine").split() == ["1"]

@@ -215,12 +215,6 @@ def test_every_operator_runs_in_float16_as_in_float32(kind):
                 np.testing.assert_allclose(a, b, rtol=2.0**-9, atol=2.0**-9, err_msg=op)
 
 
-def test_batch_norm_takes_float16_data_with_float32_parameters():
-    x, *params = arrays("BatchNorm")
-    out, _ = run("BatchNorm", [x.astype("float16"), *params])
-    assert out.dtype == np.float16
-
-
 def test_results_that_are_integers():
     for op in op_table.named("integers"):
         symbol = node(op)
@@ -270,15 +264,6 @@ def test_inputs_that_are_never_cast():
         dtypes = {f"x{i}": own if i in uncast else other for i in range(len(call(op)[0]))}
         _, (dtype, *_), _ = node(op).infer_type(**dtypes)
         assert dtype == np.dtype(other), op
-
-
-def test_optional_inputs_leave_no_gap():
-    assert input_names("CTCLoss", {"use_label_lengths": True}) == ["data", "label", "label_lengths"]
-    lstm = ["data", "parameters", "state", "state_cell"]
-    size = {"state_size": 5, "num_layers": 1}
-    assert input_names("RNN", {"mode": "lstm", **size}) == lstm
-    gru = {"mode": "gru", "use_sequence_length": True, **size}
-    assert input_names("RNN", gru) == [*lstm[:3], "sequence_length"]
 
 
 def test_exact_operators_return_float16_values():

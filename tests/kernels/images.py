@@ -167,3 +167,12 @@ def assert_close(
         largest = np.abs(wanted).max() if wanted.size else 0
         rtol, atol = precision.get(name, 0), sums * largest
         np.testing.assert_allclose(actual[name], wanted, rtol=rtol, atol=atol, err_msg=name)
+
+
+def assert_same_bits(actual: np.ndarray, expected: np.ndarray) -> None:
+    """Assert equal dtypes and bits, apart from the bits of NaNs."""
+    nan = np.isnan(expected)
+    assert actual.dtype == expected.dtype
+    assert np.array_equal(np.isnan(actual), nan)
+    unsigned = f"u{actual.dtype.itemsize}"
+    assert np.array_equal(actual[~nan].view(unsigned), expected[~nan].view(unsigned))

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -133,20 +131,6 @@ def test_whatever_begins_in_low_precision_prepares_the_kernels(begin, monkeypatc
     net.initialize()
     begin(net)
     assert prepared
-
-
-@needs_library
-@pytest.mark.slow
-def test_two_first_uses_at_once_share_one_build(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))
-    code = "from gluon_amp import kernels; kernels.prepare(); print(kernels.available())"
-    running = [
-        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) for _ in range(2)
-    ]
-    assert [process.communicate(timeout=250)[0].strip() for process in running] == [b"True"] * 2
-    assert len(list(tmp_path.rglob("*.so"))) == 1
-    assert not list((tmp_path / "gluon_amp").glob("build-*"))
 
 
 # A custom operator that needs the GIL runs, and another thread calls operators without a pause.

@@ -19,6 +19,7 @@ from tests.kernels.images import (
     to_blocked,
     to_plain,
 )
+from tests.kernels.test_pointwise import BINARY, HARD_SWISH, UNARY
 from tests.marks import needs_library
 
 import mxnet as mx
@@ -118,36 +119,25 @@ def compare(program, function, shape, others=(), lanes=16, **changed):
         close(results, expected, program, images, head, element)
 
 
-HARD_SWISH = "adds 0 3; clip 1 0 6; divs 2 6; mul 0 3"
-PROGRAMS = {
-    "": lambda x: x,
-    "relu 0": nd.relu,
-    "clip 0 0 6": lambda x: nd.clip(x, 0, 6),
-    HARD_SWISH: lambda x: x * (nd.clip(x + 3, 0, 6) / 6),
-}
-PROGRAMS_OF_TWO = {
-    "add 0 1": nd.elemwise_add,
-    "add 0 1; relu 2": lambda x, y: nd.relu(x + y),
-    "relu 0; add 2 1": lambda x, y: nd.relu(x) + y,
-    "mul 0 1": nd.elemwise_mul,
-}
 SHAPE = (3, 19, 11, 9)
 
 
-@pytest.mark.parametrize("program", [*PROGRAMS, *PROGRAMS_OF_TWO])
-def test_programs(program, instruction_set):
-    if program in PROGRAMS:
-        compare(program, PROGRAMS[program], SHAPE)
-    else:
-        compare(program, PROGRAMS_OF_TWO[program], SHAPE, [SHAPE])
+@pytest.mark.parametrize("program", ["", "relu 0", "clip 0 0 6", HARD_SWISH])
+def test_programs_of_the_norm(program, instruction_set):
+    compare(program, UNARY[program], SHAPE)
+
+
+@pytest.mark.parametrize("program", ["add 0 1", "add 0 1; relu 2", "relu 0; add 2 1", "mul 0 1"])
+def test_programs_of_the_norm_and_another_image(program, instruction_set):
+    compare(program, BINARY[program], SHAPE, [SHAPE])
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_any_shape(shape):
     *plain, lanes = shape
     compare("relu 0", nd.relu, plain, lanes=lanes)
-    compare("add 0 1; relu 2", PROGRAMS_OF_TWO["add 0 1; relu 2"], plain, [plain], lanes)
-    compare(HARD_SWISH, PROGRAMS[HARD_SWISH], plain, lanes=lanes)
+    compare("add 0 1; relu 2", BINARY["add 0 1; relu 2"], plain, [plain], lanes)
+    compare(HARD_SWISH, UNARY[HARD_SWISH], plain, lanes=lanes)
 
 
 @pytest.mark.parametrize("lanes", [16, 8, 0])
@@ -221,17 +211,6 @@ def test_the_variance_of_values_far_from_zero(sharp, instruction_set):
     exact = x.astype(np.float64)
     np.testing.assert_allclose(results["mean"], exact.mean((0, 2, 3)), rtol=1e-6)
     np.testing.assert_allclose(results["var"], exact.var((0, 2, 3)), rtol=1e-5)
-
-
-def test_the_running_statistics_are_auxiliary_states():
-    symbol = norm()
-    assert symbol.list_auxiliary_states() == ["mean", "var"]
-    assert len(symbol.list_outputs()) == 1
-    arguments, results, states = symbol.infer_shape(x=(2, 1, 3, 3, 16))
-    assert arguments == [(2, 1, 3, 3, 16), (16,), (16,)]
-    assert (results, states) == ([(2, 1, 3, 3, 16)], [(16,), (16,)])
-    arguments, _, states = norm(element=ELEMENTS[0]).infer_type(x="float32")
-    assert {*arguments, *states} == {np.float32}
 
 
 def test_the_gradient_of_add_and_relu_keeps_the_result_and_not_the_other_image():

@@ -2,8 +2,6 @@
 
 import gc
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -33,12 +31,8 @@ def first(request):
 
 WRITERS = {
     "in place": lambda weight: weight.__setitem__(slice(None), 2),
-    "a part": lambda weight: weight.__setitem__(0, 2),
     "through a view": lambda weight: weight.reshape((3, 2)).__setitem__(slice(None), 2),
-    "by an operator": lambda weight: weight.__iadd__(1),
     "by out": lambda weight: nd.elemwise_add(weight, weight, out=weight),
-    "by an update": lambda weight: nd.sgd_update(weight, weight, lr=-1, wd=0, out=weight),
-    "by copyto": lambda weight: nd.full(weight.shape, 2).copyto(weight),
 }
 
 
@@ -55,18 +49,6 @@ def test_a_written_weight_is_packed_again(first, write):
         assert first(weight) == 14
 
 
-def test_writes_in_one_bulk_of_the_engine():
-    layer, data, weight = product(), nd.array([[1, 2, 4]]), nd.ones((2, 3))
-    assert layer(data, weight).asnumpy()[0, 0] == 7
-    with mx.engine.bulk(100):
-        results = []
-        for _ in range(3):
-            weight *= 2
-            results.append(layer(data, weight))
-    assert [result.asnumpy()[0, 0] for result in results] == [14, 28, 56]
-    assert layer(data, weight).asnumpy()[0, 0] == 56
-
-
 def test_parts_of_an_array_are_different_weights(first):
     both = nd.array(np.repeat([1, 10], 6).reshape(4, 3))
     assert [first(both[:2]), first(both[2:]), first(both[1:3]), first(both[:2])] == [7, 70, 7, 7]
@@ -79,21 +61,6 @@ def test_memory_that_mxnet_does_not_own(first):
     assert first(weight) == 7
     writable[:] = 2
     assert first(weight) == 14
-
-
-def test_set_data_and_steps_of_a_trainer(first):
-    parameter = gluon.Parameter("weight", shape=(2, 3))
-    parameter.initialize(mx.init.One())
-    assert first(parameter.data()) == 7
-    parameter.set_data(nd.full((2, 3), 2))
-    assert first(parameter.data()) == 14
-    trainer = gluon.Trainer([parameter], "sgd", {"learning_rate": 1})
-    for expected in (7, 0):
-        with autograd.record():
-            loss = parameter.data().sum()
-        loss.backward()
-        trainer.step(1)
-        assert first(parameter.data()) == expected
 
 
 def test_new_weights_at_the_addresses_of_deleted_ones(first):
@@ -184,33 +151,3 @@ def test_the_gradient_of_the_data_reads_the_same_weight(channels, filters, kerne
         np.testing.assert_array_equal(kept, gradient_of_data(*case, variable=False))
         written = gradient_of_data(*case, variable=True, written=True)
         np.testing.assert_array_equal(2 * kept, written)
-
-
-FORKS = """
-import os
-import subprocess
-import sys
-import gluon_amp as amp
-import mxnet as mx
-net = amp.cast(mx.gluon.nn.Dense(64, in_units=64), "float16")
-net.initialize()
-data = mx.nd.ones((64, 64))
-for _ in range(20):
-    net.weight.set_data(mx.nd.ones((64, 64)))  # it is packed again, in the engine
-    out = net(data)
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
-    out.wait_to_read()
-    assert net(data)[0, 0].asscalar() == 64
-print("ended")
-"""
-
-
-def test_a_fork_while_the_engine_packs_a_weight():
-    """As of the workers of a DataLoader. MXNet waits before a fork until its engine is idle."""
-    done = subprocess.run(
-        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=120
-    )
-    assert done.stdout == "ended\n", done.stderr

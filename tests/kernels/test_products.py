@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from tests.kernels.images import ELEMENTS, PRECISION, rounded
+from gluon_amp.graph.own_operators import BFLOAT16, ROUND
+from tests.kernels.images import ELEMENTS, PRECISION, compute, operator, rounded
 from tests.kernels.products import (
     Convolution,
     Deconvolution,
@@ -12,28 +13,22 @@ from tests.kernels.products import (
     exact_results,
     sixteenths,
 )
+from tests.kernels.test_product_shapes import FOUR, LAYERS, THREE
 from tests.marks import needs_library
 
 import mxnet as mx
 
 pytestmark = [needs_library, pytest.mark.cpu_kind]
 
-THREE = {"kernel": (3, 3), "pad": (1, 1)}
-FOUR = {"kernel": (4, 4), "stride": (2, 2), "pad": (1, 1)}
-FAR = {"kernel": (3, 3), "dilate": (6, 6), "pad": (6, 6)}
+SHARED = ["1x1", "1x1, nhwc", "first layer", "groups of 4", "dilated far outside"]
+SHARED += ["DCGAN's first", "U-Net"]
 CASES = {
-    "1x1": Convolution((2, 64, 7, 7), 48),
+    **{name: LAYERS[name] for name in SHARED},
     "1x1, stride 2": Convolution((2, 19, 7, 7), 21, bias=False, stride=(2, 2)),
-    "1x1, nhwc": Convolution((2, 64, 9, 9), 64, lanes=0),
     "3x3": Convolution((2, 32, 9, 9), 48, **THREE),
-    "first layer": Convolution((2, 3, 17, 15), 32, plain=True, bias=False, stride=(2, 2), **THREE),
-    "groups of 4": Convolution((2, 32, 7, 7), 32, num_group=8, **THREE),
-    "dilated far outside": Convolution((2, 20, 8, 8), 24, **FAR),
     "depthwise": Depthwise((2, 20, 9, 9), 20, num_group=20, **THREE),
     "depthwise, plain": Depthwise((2, 6, 7, 8), 12, plain=True, bias=False, num_group=3, **THREE),
     "up": Deconvolution((2, 64, 4, 4), 32, bias=False, **FOUR),
-    "up, plain": Deconvolution((2, 100, 1, 1), 64, plain=True, bias=False, kernel=(4, 4)),
-    "U-Net": Deconvolution((1, 48, 5, 7), 24, kernel=(2, 2), stride=(2, 2)),
     "dense": Dense((5, 19), 21),
 }
 
@@ -198,3 +193,31 @@ def test_no_images(case):
         results = case.compute(case.arrays("float16"), np.zeros(shape), "float16")
     assert results["result"].shape == shape
     assert not results["weight"].any() and not results["bias"].any()
+
+
+def test_arrays_of_bfloat16_hold_no_wide_values():
+    case = Dense((2, 3), 4)
+    attrs = {"bfloat_values": True, **case.options()}
+    symbol = operator("_gluon_amp_dense", case.names(), "widened bfloat16", **attrs)
+    with pytest.raises(mx.MXNetError, match="bfloat_values expects float32 arrays"):
+        compute(symbol, case.arrays("float32"))
+
+
+@pytest.mark.parametrize(
+    "element", ["float16", "wide bfloat16", *{"bfloat16"}.intersection(ELEMENTS)]
+)
+def test_many_layers_read_one_tensor(element):
+    """MXNet's executor then adds the gradients of the data in place."""
+    arrays = {"data": np.array([[1, 2], [3, 4]], np.float32)}
+    names = ["data"] + [f"weight{i}" for i in range(10)]
+    arrays.update((name, np.full((3, 2), 2, np.float32)) for name in names[1:])
+    low = operator(BFLOAT16 if element == "bfloat16" else ROUND, ["data"], "float16")
+    options = {"num_hidden": 3, "no_bias": True, "variable_weight": True}
+    options["bfloat_values"] = element == "wide bfloat16"
+    layers = (operator("_gluon_amp_dense", ["x", w], "float16", **options) for w in names[1:])
+    symbol = mx.sym.concat(*(layer(x=low) for layer in layers), dim=1)
+    if element == "bfloat16":
+        symbol = mx.sym.amp_cast(symbol, dtype="float32")
+    results = compute(symbol, arrays, np.ones((2, 30), np.float32))
+    np.testing.assert_array_equal(results["result"], [[6] * 30, [14] * 30])
+    np.testing.assert_array_equal(results["data"], [[60, 60], [60, 60]])

@@ -10,6 +10,7 @@ from gluon_amp.base.host import host_copy
 from gluon_amp.kernels import updates
 from gluon_amp.optimizer import SGD, ExactFloat
 from gluon_amp.optimizer.arrays import add_up
+from tests.kernels.images import assert_same_bits
 from tests.marks import needs_library
 
 import mxnet as mx
@@ -42,12 +43,7 @@ def slots(*columns):
 def same(actual, expected):
     """Assert equal bits in all arrays, except in the payload of NaNs."""
     for array, reference in zip(actual, expected):
-        assert array.dtype == reference.dtype
-        array, reference = array.asnumpy(), reference.asnumpy()
-        nan = np.isnan(reference)
-        assert np.array_equal(np.isnan(array), nan)
-        unsigned = f"u{array.dtype.itemsize}"
-        assert np.array_equal(array[~nan].view(unsigned), reference[~nan].view(unsigned))
+        assert_same_bits(array.asnumpy(), reference.asnumpy())
 
 
 def options(clip, **numbers):

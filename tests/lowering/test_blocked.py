@@ -33,21 +33,17 @@ PLAIN = ("BatchNorm", "Activation", "Convolution", "_gluon_amp_convolution")
 
 
 class Net(gluon.HybridBlock):
-    """`function(net, F, x, ...)` with `blocks` as attributes."""
+    """`function(net, F, x, ...)` with attributes that the functions `blocks` return."""
 
     def __init__(self, function, **blocks):
         super().__init__(prefix="net_")
         self.function = function
         with self.name_scope():
-            for name, block in blocks.items():
-                setattr(self, name, block() if callable(block) and not _is_block(block) else block)
+            for name, make in blocks.items():
+                setattr(self, name, make())
 
     def hybrid_forward(self, F, *inputs):
         return self.function(self, F, *inputs)
-
-
-def _is_block(value):
-    return isinstance(value, gluon.Block)
 
 
 def conv(channels=6, kernel=3, **options):
@@ -492,16 +488,14 @@ def test_a_target_shape_is_a_padding_and_none_is_none(target, pad, shape):
 
 
 def test_a_convolutional_recurrent_cell():
-    class Net(nn.HybridBlock):
-        def __init__(self):
-            super().__init__()
-            self.cell = mx.gluon.contrib.rnn.Conv2DLSTMCell((3, 4, 4), 4, 3, 3, i2h_pad=1)
+    def run(net, F, x):
+        return net.cell.unroll(2, [x, x], merge_outputs=False)[0][-1]
 
-        def hybrid_forward(self, F, x):
-            return self.cell.unroll(2, [x, x], merge_outputs=False)[0][-1]
+    def cell():
+        return mx.gluon.contrib.rnn.Conv2DLSTMCell((3, 4, 4), 4, 3, 3, i2h_pad=1)
 
     mx.random.seed(1)
-    net = Net()
+    net = Net(run, cell=cell)
     net.initialize(mx.init.Uniform(0.3))
     data = nd.random.uniform(shape=(2, 3, 4, 4))
     expected = net(data).asnumpy()

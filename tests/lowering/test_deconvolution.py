@@ -8,14 +8,11 @@ from gluon_amp.lowering import lower
 from gluon_amp.policy import Policy, cast_pass
 from tests.kernels.images import normal, rounded
 from tests.kernels.products import Deconvolution
+from tests.lowering import emulated
 from tests.marks import needs_bfloat16
 
 import mxnet as mx
 from mxnet import autograd, nd
-
-
-def emulated(symbol, **dtypes):
-    return lower(cast_pass.apply(symbol, Policy.parse("float16"), dtypes), dtypes, "cpu")
 
 
 def up(size, channels, filters, groups, **sizes):

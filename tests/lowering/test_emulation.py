@@ -1,7 +1,6 @@
 """What the emulation rounds, on the way forward and back, and what it leaves alone."""
 
 import numpy as np
-import pytest
 
 import gluon_amp as amp
 from gluon_amp import graph, kernels
@@ -10,14 +9,11 @@ from gluon_amp.graph import own_operators as own
 from gluon_amp.lowering import blocked, lower
 from gluon_amp.policy import Policy, cast_pass
 from tests.float_values import beside, every_value
+from tests.lowering import emulated
 
 import mxnet as mx
 from mxnet import autograd, nd
 from mxnet.gluon import nn
-
-
-def emulated(symbol, **dtypes):
-    return lower(cast_pass.apply(symbol, Policy.parse("float16"), dtypes), dtypes, "cpu")
 
 
 def run(symbol, **arrays):
@@ -25,10 +21,9 @@ def run(symbol, **arrays):
     return symbol.eval(ctx=mx.cpu(), **arrays)[0]
 
 
-@pytest.mark.parametrize("native", [True, False])
-def test_rounding_is_numpys_for_every_value_midpoint_and_neighbour(native, monkeypatch):
-    if not native:
-        monkeypatch.setattr(kernels, "available", lambda: False)
+def test_without_the_library_rounding_is_numpys_for_every_value(monkeypatch):
+    """And for midpoints and neighbours; `tests/kernels/test_rounding.py` has the library's."""
+    monkeypatch.setattr(kernels, "available", lambda: False)
     values = beside(every_value(FORMATS["float16"]))
     with np.errstate(over="ignore"):
         expected = values.astype(np.float16).astype(np.float32)

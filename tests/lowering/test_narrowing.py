@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from gluon_amp import graph
 from gluon_amp.graph import own_operators as own
 from gluon_amp.lowering import lower
 from gluon_amp.policy import Policy, cast_pass
+from tests.lowering import ops
 from tests.marks import needs_layout
 from tests.training.runs.scripts import skip_without_native_bfloat16
 
@@ -40,7 +40,7 @@ def lowered(symbol, policy="bfloat16"):
 
 
 def operators(symbol, policy="bfloat16"):
-    return [node["op"] for node in graph.to_json(lowered(symbol, policy))["nodes"]]
+    return ops(lowered(symbol, policy))
 
 
 @pytest.mark.parametrize("pool", [pooled, adaptive])

@@ -11,11 +11,12 @@ from gluon_amp.base import hardware
 from gluon_amp.graph import own_operators as own
 from gluon_amp.graph import to_json
 from gluon_amp.lowering import lower, onednn
-from tests.lowering import on_symbols, printed
+from tests.lowering import on_symbols, ops, printed
 from tests.marks import needs_bfloat16, needs_library
 
 import mxnet as mx
 from mxnet import autograd, nd
+from mxnet.contrib.amp.amp import bfloat16
 from mxnet.gluon import nn
 
 pytestmark = pytest.mark.cpu_kind
@@ -24,12 +25,7 @@ apply_workarounds = on_symbols(onednn.apply_workarounds)
 
 
 def low(data):
-    # functions accept MXNet's structured dtype; only graphs accept the name
-    return mx.sym.amp_cast(data, dtype=np.dtype([("bfloat16", np.uint16)]))
-
-
-def ops(symbol):
-    return [node["op"] for node in to_json(symbol)["nodes"] if node["op"] != "null"]
+    return mx.sym.amp_cast(data, dtype=bfloat16)
 
 
 def run(symbol, **arrays):
@@ -84,9 +80,8 @@ def test_a_network_meets_no_slow_or_wrong_kernel():
 
 
 def convolution(data, kernel, **options):
-    weight = mx.sym.amp_cast(mx.sym.var("w"), dtype=np.dtype([("bfloat16", np.uint16)]))
     options = {"num_filter": 8, "no_bias": True, "name": "conv", **options}
-    return mx.sym.Convolution(data, weight, kernel=kernel, **options)
+    return mx.sym.Convolution(data, low(mx.sym.var("w")), kernel=kernel, **options)
 
 
 def dilation(symbol):

@@ -6,10 +6,10 @@ import pytest
 import gluon_amp as amp
 from gluon_amp import kernels
 from gluon_amp.base import bfloat16, hardware
-from gluon_amp.graph import to_json
 from gluon_amp.lowering import lower, recurrent
 from gluon_amp.policy import Policy, cast_pass
 from tests.kernels.images import normal, rounded
+from tests.lowering import ops
 from tests.marks import needs_bfloat16, needs_layout
 
 import mxnet as mx
@@ -62,10 +62,6 @@ def policy_of(element):
 def lowered(symbol, element, arrays):
     cast = cast_pass.apply(symbol, policy_of(element), {})
     return lower(cast, dict.fromkeys(arrays, "float32"), "cpu")
-
-
-def ops(symbol):
-    return {node["op"] for node in to_json(symbol)["nodes"]}
 
 
 def is_ours(element):

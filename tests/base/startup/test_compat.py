@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from gluon_amp.base.startup import compat
+from tests.lowering import printed
 
 import mxnet as mx
 from mxnet import nd
@@ -21,8 +22,7 @@ def test_numpys_own_names_and_settings_stay():
         "assert all(vars(np)[name] is value for name, value in before.items())\n"
         "assert np.get_printoptions() == shown\n"
     )
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True)
-    assert done.returncode == 0, done.stderr.decode()
+    printed(code, PYTHONWARNINGS="ignore")
 
 
 def test_the_aliases_are_the_types_themselves():

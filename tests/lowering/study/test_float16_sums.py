@@ -72,25 +72,17 @@ def gradients(op, arrays, attrs, policy):
 
 CASES = {
     "dense": ("FullyConnected", [(4, 12), (3, 12), (3,)], {"num_hidden": 3}),
-    "no bias": ("FullyConnected", [(4, 12), (3, 12)], {"num_hidden": 3, "no_bias": True}),
     "flattened": ("FullyConnected", [(4, 3, 4), (3, 12), (3,)], {"num_hidden": 3}),
     "last axis": (
         "FullyConnected",
         [(2, 3, 12), (3, 12), (3,)],
         {"num_hidden": 3, "flatten": False},
     ),
-    "dot": ("dot", [(3, 12), (12, 5)], {}),
     "dot, transposed": ("dot", [(12, 3), (5, 12)], {"transpose_a": True, "transpose_b": True}),
     "dot of vectors": ("dot", [(12,), (12,)], {}),
     "dot of stacks": ("dot", [(2, 3, 12), (12, 4)], {}),
-    "batch_dot": ("batch_dot", [(2, 3, 12), (2, 12, 5)], {}),
     "batch_dot, transposed": ("batch_dot", [(2, 3, 12), (2, 5, 12)], {"transpose_b": True}),
     "1-D": ("Convolution", [(2, 3, 9), (4, 3, 3), (4,)], {"kernel": (3,), "num_filter": 4}),
-    "2-D": (
-        "Convolution",
-        [(2, 1, 5, 6), (2, 1, 3, 3), (2,)],
-        {"kernel": (3, 3), "num_filter": 2, "pad": (1, 1)},
-    ),
     "strides": (
         "Convolution",
         [(1, 1, 8, 9), (2, 1, 3, 2), (2,)],
