@@ -386,8 +386,8 @@ def write(target: Path) -> None:
     gone = [each.operator for i, each in enumerate(FAULTS) if not seen(i)]
     if gone:
         raise RuntimeError(f"This machine does not show the fault of {', '.join(gone)}.")
-    head = ("operator", "what is wrong", "when", "reported", "a cast net computes")
-    rows = [each[:-1] for each in FAULTS]
+    head = ("operator", "what is wrong, and when", "reported", "a cast net computes")
+    rows = [(one.operator, f"{one.wrong} ({one.where})", one.known, one.instead) for one in FAULTS]
     pages.write(target, "mxnet_faults.md", {"faults": pages.table(head, rows, len(head))})
 
 

@@ -122,7 +122,7 @@ class Gradients:
     def still_finite(self, gradients: Iterable[NDArray]) -> bool:
         """Return whether gradients are known to be finite, without a look at their elements."""
         versions = [(version(grad), self.finite.get(id(grad))) for grad in gradients]
-        return bool(versions) and all(now is not None and now == then for now, then in versions)
+        return all(now is not None and now == then for now, then in versions)
 
     def is_fresh(self, weight: NDArray) -> bool:
         """Return whether a backward pass has written the weight's gradient since the last step."""
