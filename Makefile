@@ -78,7 +78,7 @@ lint: setup ## check style, types, private names, layers, C++ sources and the pi
 	$(BIN)/python -m experiments.open_sources
 	$(BIN)/python -m pytest tests/test_house.py -k imports_a_private_name
 
-weights: setup ## count the files and lines of each part, and what an import loads (ARGS=--cases)
+weights: setup ## count the files and lines of each part, and what an import loads
 	$(BIN)/python -m experiments.weights $(ARGS)
 
 format: setup ## rewrite the code in the style of this repository

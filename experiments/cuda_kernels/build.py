@@ -1,13 +1,11 @@
 """The folder with MXNet's CUDA build and the stand-ins for the libraries that it needs."""
 
 import re
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict
 
-from gluon_amp.base.messages import UsageError
 from gluon_amp.kernels import build
 
 WHEEL = "mxnet-cu112==1.9.1"
@@ -57,13 +55,13 @@ HEAD = '#include <cstdlib>\nextern "C" {\nvoid stand_in_note(const char*);\n'
 def prepare(folder: Path) -> None:
     """Fill a folder with `site`, the CUDA build (500 MB to download), and `libraries`.
 
-    A failure of pip or of the compiler is a `UsageError`.
+    A failure of pip or of the compiler is a `BuildError`.
     """
     library = folder / "site" / "mxnet" / "libmxnet.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
         download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
-        _run([*download, WHEEL])
+        build.run([*download, WHEEL])
         with zipfile.ZipFile(next(folder.glob("mxnet_cu112-*.whl"))) as wheel:
             # without its metadata, by which gluon_amp would find a second MXNet, and CUDA missing
             files = [name for name in wheel.namelist() if name.startswith("mxnet/")]
@@ -77,7 +75,7 @@ def prepare(folder: Path) -> None:
 
 def _functions(library: Path) -> Dict[str, Dict[str, str]]:
     """Return the CUDA functions that MXNet needs, and the version of each, by library."""
-    listed = _run(["nm", "-D", "--undefined-only", str(library)])
+    listed = build.run(["nm", "-D", "--undefined-only", str(library)])
     found: Dict[str, Dict[str, str]] = {}
     for name, version in re.findall(r" U (_*(?:cu|nccl|nv)\w+)(?:@(\S+))?", listed):
         plain = name.lstrip("_")
@@ -116,12 +114,4 @@ def _compile(name: str, functions: Dict[str, str], folder: Path) -> None:
     command += [f"-Wl,-soname,{LIBRARIES[name]}", f"-Wl,--version-script={script}"]
     if name != "cudart":
         command += [str(folder / LIBRARIES["cudart"])]
-    _run(command)
-
-
-def _run(command: List[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UsageError(f"{Path(command[0]).name} failed: {reason}")
-    return done.stdout
+    build.run(command)

@@ -1,6 +1,6 @@
 """Compare losses and gradients of each dtype with float64, in ten networks.
 
-    python -m experiments.yardstick --output docs/results
+python -m experiments.yardstick --output docs/results
 """
 
 import argparse
