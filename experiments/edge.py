@@ -107,15 +107,16 @@ class Runs:
         self.rates = sorted({run["rate"] for run in of_network})
         self.seeds = sorted({run["seed"] for run in of_network})
 
+    def _of(self, dtype: str) -> List[List[Dict[str, Any]]]:
+        return [[self.by_key[dtype, rate, seed] for seed in self.seeds] for rate in self.rates]
+
     def diverged(self, dtype: str) -> np.ndarray:
         """Return whether the runs of a dtype diverged, (rates, seeds)."""
-        keys = [[(dtype, rate, seed) for seed in self.seeds] for rate in self.rates]
-        return np.array([[diverged(self.by_key[key]) for key in row] for row in keys])
+        return np.array([list(map(diverged, runs)) for runs in self._of(dtype)])
 
     def losses(self, dtype: str) -> np.ndarray:
         """Return the last validation loss of the runs of a dtype, NaN if not finite: as above."""
-        keys = [[(dtype, rate, seed) for seed in self.seeds] for rate in self.rates]
-        return np.array([[self.by_key[key]["losses"][-1] for key in row] for row in keys], float)
+        return np.array([[run["losses"][-1] for run in runs] for runs in self._of(dtype)], float)
 
     def edges(self, dtype: str) -> np.ndarray:
         """Return the step of the lowest rate at which each seed diverged; one too many if none."""

@@ -69,11 +69,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     command = " ".join(["python", "scripts/benchmark.py", *arguments])
     # without the path of another interpreter
     command = re.sub(r"(--peer-python)[ =]\S+", r"\1 PYTHON", command)
-    try:
-        return command_line.status_of("benchmark.py", lambda: run(options, command))
-    except KeyboardInterrupt:
-        print("benchmark.py: interrupted.", file=sys.stderr)
-        return 130
+    return command_line.status_of("benchmark.py", lambda: run(options, command))
 
 
 def run(options: argparse.Namespace, command: str) -> None:

@@ -37,8 +37,13 @@ struct Properties {
   int overlap, processors;
 };
 
-const int kCapabilityMajor = 75, kCapabilityMinor = 76, kThreadsPerBlock = 1, kWarp = 10;
-const int kProcessors = 16, kShared = 8, kSharedOptin = 97, kThreadsPerProcessor = 39;
+// Attributes and their values; that of all others is 65535
+const int kAttributes[][2] = {
+    {75, 7}, {76, 0},         // compute capability
+    {1, 1024}, {10, 32},      // threads of a block and of a warp
+    {16, 80}, {39, 2048},     // processors, and threads of each
+    {8, 49152}, {97, 49152},  // bytes that the threads of a block share
+};
 
 }  // namespace
 
@@ -64,17 +69,9 @@ int cudaGetDeviceCount(int* count) {
 }
 
 int cudaDeviceGetAttribute(int* value, int attribute, int) {
-  switch (attribute) {
-    case kCapabilityMajor: *value = 7; break;
-    case kCapabilityMinor: *value = 0; break;
-    case kThreadsPerBlock: *value = 1024; break;
-    case kWarp: *value = 32; break;
-    case kProcessors: *value = 80; break;
-    case kShared:
-    case kSharedOptin: *value = 49152; break;
-    case kThreadsPerProcessor: *value = 2048; break;
-    default: *value = 65535;
-  }
+  *value = 65535;
+  for (const auto& known : kAttributes)
+    if (known[0] == attribute) *value = known[1];
   return 0;
 }
 
