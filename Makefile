@@ -78,7 +78,7 @@ lint: setup ## check style, types, private names, layers, C++ sources and the pi
 	$(BIN)/python -m experiments.open_sources
 	$(BIN)/python -m pytest tests/test_house.py -k imports_a_private_name
 
-weights: setup ## count the files and lines of each part, and what an import loads (ARGS=--cases)
+weights: setup ## count the files and lines of each part, and what an import loads
 	$(BIN)/python -m experiments.weights $(ARGS)
 
 format: setup ## rewrite the code in the style of this repository
@@ -123,7 +123,7 @@ horovod: setup ## build Horovod in .horovod, train with two workers, kill one an
 onnx: setup ## export every network of the zoos to ONNX and compare (an hour)
 	$(BIN)/python -m experiments.onnx_table --output docs/results $(ARGS)
 
-operators: setup ## call every operator, twice backward, and write docs/results/operators.md and docs/mxnet_faults.md (10 minutes)
+operators: setup ## call every operator, twice backward, and write docs/results/operators.md, check docs/mxnet_faults.md (10 minutes)
 	$(BIN)/python -m experiments.operators --output docs/results $(ARGS)
 
 handover: setup ## install PyTorch in .handover, hand networks over to it and compare (10 minutes)

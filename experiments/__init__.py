@@ -21,7 +21,7 @@ NAME                 make target        what it does
 `matrix`             `make matrix`      trains and tests on every supported Python and numpy
 `onnx_table`         `make onnx`        exports the zoos' networks to ONNX, and compares them
 `operators`          `make operators`   calls every operator: is a second backward pass the same?
- `open_sources`       `make lint`        opens each C++ source alone, where clang is there
+`open_sources`       `make lint`        opens each C++ source alone, where clang is there
 `pins`               `make lint`        resolves the pins of constraints.txt for each Python
 `preprocessing`                         compares decoders, resizing and crops with torchvision's
 `redraw`                                writes pages and figures again from committed values

@@ -7,7 +7,6 @@ the three. docs/results/ablation.md says why each of them then fails.
 """
 
 import argparse
-import datetime
 import sys
 import warnings
 from pathlib import Path
@@ -21,7 +20,6 @@ from gluon_amp.inspection.figures import BROKEN, COLOURS
 from gluon_amp.training.command_line import Parser, path, positive_int, status_of
 from gluon_amp.training.data.digits import load_digits
 from gluon_amp.training.tables.figure import new_figure, styled
-from gluon_amp.training.tables.machine import describe_cpu, versions
 from gluon_amp.training.tables.render import difference
 from gluon_amp.training.tables.statistics import compare_pairs, spread
 
@@ -156,20 +154,17 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     add = parser.add_argument
     add("--seeds", type=positive_int, default=16, metavar="N", help="default: %(default)s")
     add("--output", type=path, metavar="DIR", help="write ablation.md, .json and .png there")
-    options = parser.parse_args(arguments)
-    return status_of("ablation.py", lambda: run(options))
+    words = sys.argv[1:] if arguments is None else arguments
+    options = parser.parse_args(words)
+    return status_of("ablation.py", lambda: run(options, words))
 
 
-def run(options: argparse.Namespace) -> None:
+def run(options: argparse.Namespace, words: Sequence[str]) -> None:
     """Train all rows, print the tables, and write the files."""
     warnings.filterwarnings("ignore", "Accumulating with float16")  # one row shows just that
-    output = f" --output {options.output}" if options.output else ""
     values = {
-        "machine": describe_cpu(),
-        "date": datetime.date.today().isoformat(),
-        "versions": versions(),
+        **pages.about("ablation", words),
         "margin": MARGIN,
-        "command": f"python -m experiments.ablation --seeds {options.seeds}{output}",
         "studies": {
             study.title: {
                 row.label: [train(study, row, seed) for seed in range(options.seeds)]
@@ -196,8 +191,7 @@ def parts(values: pages.Values) -> pages.Parts:
         },
         "seeds": f"{len(first)} seeds of {', '.join(map(str, epochs))} epochs",
         "margin": f"±{values['margin']:g} points",
-        "measured": f"{values['machine']} on {values['date']}, with {values['versions']}. Command: "
-        f"`{values['command']}`",
+        "measured": pages.measured(values),
     }
 
 

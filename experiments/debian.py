@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 from typing import Iterator, Mapping, Sequence
 
@@ -105,8 +106,12 @@ def bound(root: Path, *folders: str) -> Iterator[None]:
             subprocess.run(["umount", "--lazy", str(target)], check=True)
 
 
-def run(root: Path, command: str, **variables: str) -> "subprocess.CompletedProcess[str]":
-    """Run a shell command in a system, and return what it printed; see `bound` for folders."""
+def run(root: Path, command: str, title: str, **variables: str) -> str:
+    """Run a shell command in a system; print what it printed, and return it.
+
+    See `bound` for folders. A command that fails is a `UsageError` with its title.
+    """
+    start = time.perf_counter()
     environment: Mapping[str, str] = {
         "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": "/root",
@@ -120,7 +125,7 @@ def run(root: Path, command: str, **variables: str) -> "subprocess.CompletedProc
         },
         **variables,
     }
-    return subprocess.run(
+    done = subprocess.run(
         ["chroot", str(root), "sh", "-c", command],
         env=environment,
         stdout=subprocess.PIPE,
@@ -128,3 +133,8 @@ def run(root: Path, command: str, **variables: str) -> "subprocess.CompletedProc
         encoding="utf-8",
         errors="replace",
     )
+    seconds = time.perf_counter() - start
+    print(f"== {title}: {seconds:.0f} s\n{done.stdout}", end="", flush=True)
+    if done.returncode:
+        raise UsageError(f"{title} failed with status {done.returncode}.")
+    return done.stdout

@@ -8,7 +8,6 @@ logarithm of the number of classes. Finished runs are not repeated.
 """
 
 import argparse
-import datetime
 import itertools
 import json
 import math
@@ -27,7 +26,6 @@ from gluon_amp.training.runs.language import run as text
 from gluon_amp.training.runs.loop import DivergedError
 from gluon_amp.training.tables.designs import PRECISIONS
 from gluon_amp.training.tables.figure import new_figure, styled
-from gluon_amp.training.tables.machine import describe_cpu, versions
 from gluon_amp.training.tables.render import difference
 from gluon_amp.training.tables.statistics import Comparison, compare_pairs
 
@@ -109,15 +107,16 @@ class Runs:
         self.rates = sorted({run["rate"] for run in of_network})
         self.seeds = sorted({run["seed"] for run in of_network})
 
+    def _of(self, dtype: str) -> List[List[Dict[str, Any]]]:
+        return [[self.by_key[dtype, rate, seed] for seed in self.seeds] for rate in self.rates]
+
     def diverged(self, dtype: str) -> np.ndarray:
         """Return whether the runs of a dtype diverged, (rates, seeds)."""
-        keys = [[(dtype, rate, seed) for seed in self.seeds] for rate in self.rates]
-        return np.array([[diverged(self.by_key[key]) for key in row] for row in keys])
+        return np.array([list(map(diverged, runs)) for runs in self._of(dtype)])
 
     def losses(self, dtype: str) -> np.ndarray:
         """Return the last validation loss of the runs of a dtype, NaN if not finite: as above."""
-        keys = [[(dtype, rate, seed) for seed in self.seeds] for rate in self.rates]
-        return np.array([[self.by_key[key]["losses"][-1] for key in row] for row in keys], float)
+        return np.array([[run["losses"][-1] for run in runs] for runs in self._of(dtype)], float)
 
     def edges(self, dtype: str) -> np.ndarray:
         """Return the step of the lowest rate at which each seed diverged; one too many if none."""
@@ -132,8 +131,7 @@ def parts(values: pages.Values) -> pages.Parts:
         **{name: table(Runs(values["runs"], name)) for name in NETWORKS},
         "figure": "![Share of diverged runs and last losses by learning rate](edge.png)",
         "seeds": f"{len(first.seeds)} seeds",
-        "measured": f"{values['machine']} on {values['date']}, with {values['versions']}. Command: "
-        f"`{values['command']}`",
+        "measured": pages.measured(values),
     }
 
 
@@ -201,33 +199,21 @@ def draw(values: pages.Values, path: Path) -> None:
     figure.savefig(path)
 
 
-def run(options: argparse.Namespace, command: str) -> None:
-    """Train what is missing, and write the page if nothing is."""
+def run(options: argparse.Namespace, words: Sequence[str]) -> None:
+    """Train what is missing, and write the page."""
     options.runs.parent.mkdir(parents=True, exist_ok=True)
     options.runs.touch()
     done = read(options.runs)
-    for seed in range(options.seeds):
-        for name in options.network or NETWORKS:
-            for rate in NETWORKS[name].rates:
-                for dtype in DTYPES:
-                    if (name, dtype, rate, seed) not in done:
-                        result = train(name, dtype, rate, seed)
-                        with options.runs.open("a") as file:
-                            file.write(json.dumps(result) + "\n")
-                        print(name, dtype, rate, seed, result["losses"], flush=True)
-    done = read(options.runs)
-    keys = list(itertools.product(range(options.seeds), NETWORKS, DTYPES))
-    runs = [done.get((n, d, r, s)) for s, n, d in keys for r in NETWORKS[n].rates]
-    if None in runs:
-        print(f"{runs.count(None)} runs of other networks are missing: no page is written.")
-        return
-    values = {
-        "machine": describe_cpu(),
-        "date": datetime.date.today().isoformat(),
-        "versions": versions(),
-        "command": command,
-        "runs": runs,
-    }
+    keys = itertools.product(range(options.seeds), NETWORKS, DTYPES)
+    keys = [(name, dtype, rate, s) for s, name, dtype in keys for rate in NETWORKS[name].rates]
+    for key in keys:
+        if key not in done:
+            done[key] = train(*key)
+            with options.runs.open("a") as file:
+                file.write(json.dumps(done[key]) + "\n")
+            print(*key, done[key]["losses"], flush=True)
+    runs = [done[key] for key in keys]
+    values = {**pages.about("edge", words), "runs": runs}
     pages.write(options.output / "edge", "results/edge.md", parts(values), values, draw)
 
 
@@ -243,14 +229,12 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser = Parser(prog="edge", description=__doc__.split("\n", 1)[0])
     add = parser.add_argument
     add("--seeds", type=positive_int, default=4, metavar="N", help="default: %(default)s")
-    add("--network", choices=tuple(NETWORKS), action="append", help="train only this one")
     runs = "a line of JSON for each run; finished ones are not repeated (default: %(default)s)"
     add("--runs", type=path, metavar="FILE", default=Path("results/edge.jsonl"), help=runs)
     output = Path("results")
     add("--output", type=path, metavar="DIR", default=output, help="default: %(default)s")
     options = parser.parse_args(words)
-    command = " ".join(["python -m experiments.edge", *words])
-    return status_of("edge", lambda: run(options, command))
+    return status_of("edge", lambda: run(options, words))
 
 
 if __name__ == "__main__":

@@ -233,9 +233,8 @@ def run(name: str) -> List[list]:
         net.initialize(mx.init.Xavier())
         net(*inputs)
     else:
-        pixels = next(p for at, p in zoo_coverage.PIXELS if re.search(at, name.split("/")[1]))
         options = {"crop_size": CROP} if re.search(zoo_coverage.SEGMENTATION, name) else {}
-        pixels = options.get("crop_size", pixels)
+        pixels = options.get("crop_size", zoo_coverage.pixels_of(name))
         # GluonCV's R-CNNs accept one image alone
         inputs, batch_axis = (images(pixels, 4 if pixels < 224 else 2),), 0
         if "rcnn" in name:

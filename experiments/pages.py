@@ -4,6 +4,7 @@ A part of a page, such as a table, stands between ``<!-- NAME -->`` and ``<!-- /
 program computes the parts from what it has measured, and takes the words from the page in `docs/`.
 """
 
+import datetime
 import json
 import re
 from pathlib import Path
@@ -22,6 +23,24 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) ->
     """Return a Markdown table whose first columns, so many, are words; the others are numbers."""
     rules = [":---"] * words + ["---:"] * (len(head) - words)
     return "\n".join(f"| {' | '.join(row)} |" for row in (head, rules, *rows))
+
+
+def about(program: str, words: Sequence[str]) -> Values:
+    """Return what values say of their measurement by a program with these arguments."""
+    from gluon_amp.training.tables.machine import describe_cpu, versions  # they import MXNet
+
+    return {
+        "machine": describe_cpu(),
+        "date": datetime.date.today().isoformat(),
+        "versions": versions(),
+        "command": " ".join([f"python -m experiments.{program}", *words]),
+    }
+
+
+def measured(values: Values) -> str:
+    """Return what a page says of the measurement of its values."""
+    where = f"{values['machine']} on {values['date']}, with {values['versions']}"
+    return f"{where}. Command: `{values['command']}`"
 
 
 def fill(page: str, parts: Parts) -> str:

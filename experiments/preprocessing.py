@@ -6,7 +6,6 @@ The images are parts of scikit-learn's two photographs. The network is Efficient
 ImageNet's weights. Pillow, which decodes and resizes for torchvision, comes with GluonCV.
 """
 
-import datetime
 import io
 import sys
 from pathlib import Path
@@ -22,7 +21,6 @@ from gluon_amp.training.command_line import Parser, path, positive_int, status_o
 from gluon_amp.training.data.decode import decode
 from gluon_amp.training.data.imagenet_transforms import random_box
 from gluon_amp.training.networks import efficientnet_lite, weights
-from gluon_amp.training.tables.machine import describe_cpu, versions
 
 import mxnet as mx
 
@@ -150,27 +148,19 @@ def parts(values: pages.Values) -> pages.Parts:
     return {
         "images": f"{values['parts']} random parts of each photograph",
         "differences": pages.table([*head, "logits", "top-1"], rows),
-        "measured": f"{values['machine']} on {values['date']}, with {values['versions']}. "
-        f"Command: `{values['command']}`",
+        "measured": pages.measured(values),
     }
 
 
-def run(number: int, output: Optional[Path], command: str) -> None:
+def run(number: int, output: Optional[Path], words: Sequence[str]) -> None:
     """Measure all cases, print the parts of the page, and write the page."""
     network = Network(number)
     rows = {}
     for name, pair in CASES.items():
         seen = [value for short in SHORT for value in levels(*pair, short)]
         rows[name] = [*seen, *network.changes(*pair)]
-    libraries = f", OpenCV {cv2.__version__}, Pillow {PIL.__version__}"
-    values = {
-        "machine": describe_cpu(),
-        "date": datetime.date.today().isoformat(),
-        "versions": versions() + libraries,
-        "command": command,
-        "parts": number,
-        "rows": rows,
-    }
+    values = {**pages.about("preprocessing", words), "parts": number, "rows": rows}
+    values["versions"] += f", OpenCV {cv2.__version__}, Pillow {PIL.__version__}"
     print("\n\n".join(parts(values).values()))
     if output:
         pages.write(output / "preprocessing", "results/preprocessing.md", parts(values), values)
@@ -185,8 +175,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     parser.add_argument("--output", type=path, metavar="DIR", help=output)
     options = parser.parse_args(arguments)
     words = sys.argv[1:] if arguments is None else arguments
-    command = " ".join(["python -m experiments.preprocessing", *words])
-    return status_of("preprocessing", lambda: run(options.parts, options.output, command))
+    return status_of("preprocessing", lambda: run(options.parts, options.output, words))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Print how heavy each part of the repository is: files, lines, and what an import loads.
 
-python -m experiments.weights [--cases]
+python -m experiments.weights
 """
 
 import json
@@ -46,18 +46,9 @@ def lines(file: Path) -> int:
     return file.read_bytes().count(b"\n")
 
 
-def cases() -> str:
-    """Return the last line of pytest's collection: how many cases the tests have."""
-    command = [sys.executable, "-m", "pytest", "-o", "addopts=", "--collect-only", "-q"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    return (done.stdout.strip().splitlines() or ["pytest failed"])[-1]
-
-
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Print the table; return the status of the process."""
-    parser = command_line.Parser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cases", action="store_true", help="count the cases of the tests, too")
-    options = parser.parse_args(arguments)
+    command_line.Parser(description=__doc__.splitlines()[0]).parse_args(arguments)
     rows = []
     for name, (folders, others) in PARTS.items():
         files = sources(folders, others)
@@ -67,8 +58,6 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     done = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     rooms, modules = json.loads(done.stdout)
     print(f"\n`import gluon_amp` loads {modules} modules of {rooms} rooms.")
-    if options.cases:
-        print(f"The tests: {cases()}.")
     return 0
 
 

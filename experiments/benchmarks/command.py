@@ -3,7 +3,6 @@
 import argparse
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Dict, Optional, Sequence
@@ -69,11 +68,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     command = " ".join(["python", "scripts/benchmark.py", *arguments])
     # without the path of another interpreter
     command = re.sub(r"(--peer-python)[ =]\S+", r"\1 PYTHON", command)
-    try:
-        return command_line.status_of("benchmark.py", lambda: run(options, command))
-    except KeyboardInterrupt:
-        print("benchmark.py: interrupted.", file=sys.stderr)
-        return 130
+    return command_line.status_of("benchmark.py", lambda: run(options, command))
 
 
 def run(options: argparse.Namespace, command: str) -> None:
@@ -156,12 +151,8 @@ def run_families(options: argparse.Namespace, command: str) -> None:
 
 def peer_versions(python: Path) -> str:
     """Return the versions of PyTorch that an interpreter has; none is a `UsageError`."""
-    done = subprocess.run([str(python), "-c", PEER_VERSIONS], capture_output=True, text=True)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or ["it failed"])[-1]
-        sentence = f"--peer-python {python} cannot import torch and torchvision: {last}"
-        raise command_line.UsageError(sentence)
-    return done.stdout.strip()
+    what = f"--peer-python {python} cannot import torch and torchvision"
+    return measure.output_of([str(python), "-c", PEER_VERSIONS], what).strip()
 
 
 def print_progress(line: str) -> None:

@@ -228,11 +228,6 @@ def parts(result: Values, picture: str) -> Parts:
 
 def draw(result: Values, path: Path) -> None:
     """Write a figure: PyTorch's fastest training step over ours, in each network."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
     results = Results(result["cases"])
     found = results.quotients("training", PEERS, OURS)
     means = geometric_means(found.values())
@@ -241,8 +236,8 @@ def draw(result: Values, path: Path) -> None:
         for network, values in found.items()
     ]
     about = result["machine"]
-    with matplotlib.style.context(figures.STYLE):
-        figure, panel = plt.subplots(figsize=(9, 1.8 + 0.32 * len(ratios)))
+    with report.pyplot(path) as plt:
+        _, panel = plt.subplots(figsize=(9, 1.8 + 0.32 * len(ratios)))
         for ratio, network, dtype in sorted(ratios):
             bar = panel.barh(network, ratio, color=figures.COLOURS[dtype])
             panel.bar_label(bar, [f"{ratio:.2f}, {dtype}"], padding=3, fontsize=9)
@@ -256,9 +251,6 @@ def draw(result: Values, path: Path) -> None:
             f"{about['processor']}, {report.cpu_kind(about)}, {about['threads']} threads, "
             f"{about['date']}"
         )
-        figure.tight_layout()
-        figure.savefig(path)
-        plt.close(figure)
 
 
 def tables(result: Dict[str, Any]) -> str:

@@ -29,15 +29,15 @@ class BenchmarkError(command_line.UsageError):
     """A case cannot run on this machine; the message is one sentence for the user."""
 
 
-def output_of(case: Case, command: Sequence[str], **variables: str) -> str:
-    """Return what a command prints that runs a case, with more variables in its environment.
+def output_of(command: Sequence[str], what: str, **variables: str) -> str:
+    """Return what a command prints, with more variables in its environment.
 
-    One that fails is a `BenchmarkError`.
+    One that fails is a `BenchmarkError` that begins with `what`.
     """
     done = subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
-        raise BenchmarkError(f"{case.label}: {lines[-1]}")
+        raise BenchmarkError(f"{what}: {lines[-1]}")
     return done.stdout
 
 

@@ -20,12 +20,10 @@ from experiments.benchmarks import sizes
 from experiments.benchmarks.serve import Built, serve
 
 CLASSES = 1000
-SETTINGS = {"lr": 1e-6, "momentum": 0.9, "weight_decay": 1e-4}
+DECAY = {"weight_decay": 1e-4, "fused": True}
 OPTIMIZERS = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, fused=True, **SETTINGS),
-    "adam": lambda parameters: torch.optim.Adam(
-        parameters, sizes.RATE, weight_decay=1e-4, fused=True
-    ),
+    "sgd": partial(torch.optim.SGD, lr=1e-6, momentum=0.9, **DECAY),
+    "adam": partial(torch.optim.Adam, lr=sizes.RATE, **DECAY),
 }
 
 

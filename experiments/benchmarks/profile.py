@@ -96,7 +96,7 @@ def profile(case: Case) -> Tuple[List[Entry], str]:
 
 def _run(case: Case, arguments: Sequence[str], before: Sequence[str] = (), **variables: str) -> str:
     command = [*before, sys.executable, "-c", RUN, json.dumps(asdict(case)), *arguments]
-    return output_of(case, command, DNNL_VERBOSE="1", PYTHONPATH=str(ROOT), **variables)
+    return output_of(command, case.label, DNNL_VERBOSE="1", PYTHONPATH=str(ROOT), **variables)
 
 
 def _executed(text: str) -> List[List[str]]:

@@ -8,7 +8,7 @@ import platform
 import statistics
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Dict, List, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from experiments.benchmarks.measure import Measured
 from experiments.benchmarks.suites import DTYPES, Ratio, Suite
@@ -163,15 +163,25 @@ def case_table(result: Values) -> str:
     return table(["case", "ms", "rounds", *images, "MiB"], rows)
 
 
-def draw(result: Values, path: Path) -> None:
-    """Write a figure of the times: lines along `AXES` for the suite named scaling, else bars."""
+@contextlib.contextmanager
+def pyplot(path: Path) -> Iterator[Any]:
+    """Yield matplotlib's pyplot in the style of all figures, and write its figure to a file."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    about, cases = result["machine"], result["cases"]
     with matplotlib.style.context(figures.STYLE):
+        yield plt
+        plt.tight_layout()
+        plt.savefig(path)
+        plt.close()
+
+
+def draw(result: Values, path: Path) -> None:
+    """Write a figure of the times: lines along `AXES` for the suite named scaling, else bars."""
+    about, cases = result["machine"], result["cases"]
+    with pyplot(path) as plt:
         if result["suite"].startswith("Scaling"):
             figure, panels = plt.subplots(1, len(AXES), figsize=(11, 4.2), sharey=True)
             for panel, axis in zip(panels, AXES):
@@ -197,9 +207,6 @@ def draw(result: Values, path: Path) -> None:
         figure.suptitle(
             f"{result['suite']}\n{about['processor']}, {about['threads']} threads, {about['date']}"
         )
-        figure.tight_layout()
-        figure.savefig(path)
-        plt.close(figure)
 
 
 def _network_runs(case: Values) -> bool:

@@ -131,17 +131,12 @@ def _extras(row: Row) -> List[List[str]]:
 
 def choose(names: Sequence[str], families: Sequence[Family]) -> Chosen:
     """Return the cases of these names, or all; an unknown name is a `UsageError`."""
-    everything = [(family, case) for family in families for case in family.cases]
-    known = {f"{family.name}/{case.name}" for family, case in everything}
+    known = {f"{one.name}/{case.name}": (one, case) for one in families for case in one.cases}
     for name in names:
         if name not in known and name not in {family.name for family in families}:
             listed = ", ".join(sorted(known))
             raise UsageError(f"there is no client {name!r}: expected a family or one of {listed}.")
-    return [
-        (family, case)
-        for family, case in everything
-        if not names or family.name in names or f"{family.name}/{case.name}" in names
-    ]
+    return [pair for name, pair in known.items() if not names or {name, pair[0].name} & {*names}]
 
 
 def plan(family: Family, case: Case) -> List[Job]:

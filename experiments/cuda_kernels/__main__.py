@@ -11,6 +11,7 @@ from typing import Dict, Iterator, List, Optional, Sequence
 from experiments import ROOT
 from experiments.cuda_kernels.build import prepare
 from experiments.zoo_coverage import all_networks, regular_expression
+from gluon_amp.kernels.build import BuildError
 from gluon_amp.training.command_line import Parser, status_of
 
 TABLE = Path(__file__).with_name("kernels.txt")
@@ -32,7 +33,8 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     networks = "run these networks instead, as in zoo_coverage"
     add("--networks", type=regular_expression, metavar="PATTERN", help=networks)
     options = parser.parse_args(arguments)
-    return status_of(parser.prog, lambda: work(options.folder.resolve(), options.networks))
+    work_in = options.folder.resolve()
+    return status_of(parser.prog, lambda: work(work_in, options.networks), (BuildError,))
 
 
 def work(folder: Path, networks: "Optional[re.Pattern[str]]") -> int:

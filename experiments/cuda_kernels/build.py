@@ -1,13 +1,11 @@
 """The folder with MXNet's CUDA build and the stand-ins for the libraries that it needs."""
 
 import re
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict
 
-from gluon_amp.base.messages import UsageError
 from gluon_amp.kernels import build
 
 WHEEL = "mxnet-cu112==1.9.1"
@@ -30,20 +28,40 @@ LIBRARIES = {
 # What a function does that no source of ours defines
 CREATES = "int {0}(void** handle) {{ *handle = calloc(1, 256); return 0; }}"
 SETS = "int {0}() {{ return 0; }}"
+WRITES = "int {0}({before}{type}* to) {{ *to = {value}; return 0; }}"
 CALLS = 'int {0}() {{ stand_in_note("CALL {0}"); return 0; }}'
+# Functions that write a value of a type to an argument, counted from 0
+WRITTEN = """
+    0 to int 0: cudaGetDevice cudaDeviceCanAccessPeer cudaDeviceGetP2PAttribute cuDeviceGet
+    11020 to int 0: cudaDriverGetVersion
+    8 to int 0: cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags
+    0 to int 1: cublasGetMathMode
+    8 to int 1: cudnnGetConvolutionForwardAlgorithmMaxCount
+        cudnnGetConvolutionBackwardDataAlgorithmMaxCount
+        cudnnGetConvolutionBackwardFilterAlgorithmMaxCount
+    1024 to size_t 1: cudnnDropoutGetStatesSize
+    1 to size_t 1: cudnnDropoutGetReserveSpaceSize nvrtcGetProgramLogSize
+    8 to size_t 1: nvrtcGetPTXSize
+    1048576 to size_t 4: cudnnGetRNNWorkspaceSize cudnnGetRNNTrainingReserveSize
+    0 to size_t 6: cudnnGetConvolutionForwardWorkspaceSize
+        cudnnGetConvolutionBackwardDataWorkspaceSize cudnnGetConvolutionBackwardFilterWorkspaceSize
+"""
+SETTING = re.compile(
+    "Destroy|Set|Event|Stream|Graph|Error|Enable|Pointer|Synchronize|Configuration|Register|InitModule"
+)
 HEAD = '#include <cstdlib>\nextern "C" {\nvoid stand_in_note(const char*);\n'
 
 
 def prepare(folder: Path) -> None:
     """Fill a folder with `site`, the CUDA build (500 MB to download), and `libraries`.
 
-    A failure of pip or of the compiler is a `UsageError`.
+    A failure of pip or of the compiler is a `BuildError`.
     """
     library = folder / "site" / "mxnet" / "libmxnet.so"
     if not library.exists():
         folder.mkdir(parents=True, exist_ok=True)
         download = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
-        _run([*download, WHEEL])
+        build.run([*download, WHEEL])
         with zipfile.ZipFile(next(folder.glob("mxnet_cu112-*.whl"))) as wheel:
             # without its metadata, by which gluon_amp would find a second MXNet, and CUDA missing
             files = [name for name in wheel.namelist() if name.startswith("mxnet/")]
@@ -57,7 +75,7 @@ def prepare(folder: Path) -> None:
 
 def _functions(library: Path) -> Dict[str, Dict[str, str]]:
     """Return the CUDA functions that MXNet needs, and the version of each, by library."""
-    listed = _run(["nm", "-D", "--undefined-only", str(library)])
+    listed = build.run(["nm", "-D", "--undefined-only", str(library)])
     found: Dict[str, Dict[str, str]] = {}
     for name, version in re.findall(r" U (_*(?:cu|nccl|nv)\w+)(?:@(\S+))?", listed):
         plain = name.lstrip("_")
@@ -68,6 +86,15 @@ def _functions(library: Path) -> Dict[str, Dict[str, str]]:
     return found
 
 
+def written() -> Dict[str, str]:
+    """Return the sources of the functions in `WRITTEN`, by their names."""
+    found = {}
+    for value, kind, place, names in re.findall(r"(\d+) to (\w+) (\d):([^:]+)(?=\n)", WRITTEN):
+        about = {"type": kind, "value": value, "before": "void*, " * int(place)}
+        found.update({name: WRITES.format(name, **about) for name in names.split()})
+    return found
+
+
 def _compile(name: str, functions: Dict[str, str], folder: Path) -> None:
     own = SOURCES / f"{name}.cc"
     defined = own.read_text() if own.exists() else ""
@@ -75,9 +102,8 @@ def _compile(name: str, functions: Dict[str, str], folder: Path) -> None:
     for function in functions:
         if not re.search(rf"\b{function}\(", defined) and f"({function})" not in defined:
             creates = re.search(r"Create(?!Program)", function)
-            sets = re.search(r"Destroy|Set|Event|Stream|Graph|Error|Enable|Pointer", function)
-            form = CREATES if creates else SETS if sets else CALLS
-            lines.append(form.format(function))
+            form = CREATES if creates else SETS if SETTING.search(function) else CALLS
+            lines.append(written().get(function) or form.format(function))
     others = folder / f"{name}_others.cc"
     others.write_text("\n".join([*lines, "}\n"]))
     version = next(filter(None, functions.values()), "")
@@ -88,12 +114,4 @@ def _compile(name: str, functions: Dict[str, str], folder: Path) -> None:
     command += [f"-Wl,-soname,{LIBRARIES[name]}", f"-Wl,--version-script={script}"]
     if name != "cudart":
         command += [str(folder / LIBRARIES["cudart"])]
-    _run(command)
-
-
-def _run(command: List[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode:
-        reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise UsageError(f"{Path(command[0]).name} failed: {reason}")
-    return done.stdout
+    build.run(command)

@@ -11,7 +11,7 @@ import numpy as np
 
 import gluon_amp as amp
 from experiments import zoo_coverage as zoo
-from experiments.cuda_kernels.stand_in import Log, peak_bytes
+from experiments.cuda_kernels.stand_in import Log
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -26,7 +26,7 @@ def main(name: str) -> None:
     net.initialize(mx.init.Zero(), ctx=device)
     net.collect_params().reset_ctx(device)  # some networks of GluonCV initialize parts on a CPU
     net.hybridize()
-    pixels = next(size for pattern, size in zoo.PIXELS if re.search(pattern, name.split("/")[1]))
+    pixels = zoo.pixels_of(name)
     x = nd.empty((1 if "rcnn" in name else 2, 3, pixels, pixels), ctx=device)
     train_mode = not re.search(zoo.NEED_GROUND_TRUTH, name)
     for policy in POLICIES:
@@ -39,7 +39,6 @@ def main(name: str) -> None:
                 autograd.backward(outputs)
                 nd.waitall()
             row["launches"] = log.launches()
-            row["bytes"] = peak_bytes()
             row["float16_sums"] = sorted({line for line in log.lines if "in float16" in line})
         except Exception as error:
             row["error"] = str(error).strip().splitlines()[-1]

@@ -23,28 +23,17 @@ BFLOAT16 = np.dtype([("bfloat16", np.uint16)])
 FLOAT32_PARAMETERS = ("BatchNorm", "BatchNorm_v1", "_contrib_SyncBatchNorm")
 
 LOW = {"dtype": "float16"}
-SHAPE = {"shape": (2, 3), **LOW}
-
-# The same calls in float16
+# The calls of operators that create arrays, in float16
 CALLS = {
-    "one_hot": ([operator_calls.ids(4)], {"depth": 3, **LOW}),
-    "_full": ([], {**SHAPE, "value": 1.0}),
-    "_arange": ([], {"start": 0, "stop": 3, **LOW}),
-    "_npi_arange": ([], {"start": 0, "stop": 3, **LOW}),
-    "_linspace": ([], {"start": 0, "stop": 3, "num": 4, **LOW}),
-    "_npi_logspace": ([], {"start": 0, "stop": 3, "num": 4, **LOW}),
-    "_eye": ([], {"N": 3, **LOW}),
-    "_npi_eye": ([], {"N": 3, **LOW}),
-    "_npi_indices": ([], {"dimensions": (2, 3), **LOW}),
-    "_zeros_without_dtype": ([], {"shape": (2, 3), "dtype": 2}),
-    **{op: ([], SHAPE) for op in ("_zeros", "_ones", "_npi_zeros", "_npi_ones", "_npi_identity")},
-    **{f"_npi_{window}": ([], {"M": 4, **LOW}) for window in ("blackman", "hamming", "hanning")},
-    **{
-        op: ([], SHAPE)
-        for op in operator_calls.NETWORK
-        if op.startswith("_random_") and not op.endswith("_like") and "_pdf_" not in op
-    },
+    op: ([], {**operator_calls.call(op)[1], **LOW})
+    for op in operator_calls.NETWORK
+    for name, kind in operator_calls.REGISTERED[op].arguments
+    if name == "dtype" and "float16" in kind and not operator_calls.REGISTERED[op].inputs
 }
+CALLS["one_hot"] = ([operator_calls.ids(4)], {"depth": 3, **LOW})
+CALLS["_npi_arange"] = ([], {"start": 0, "stop": 3, **LOW})
+CALLS["_npi_where_scalar2"] = ([(2, 3)], {"x": 1.0, "y": 2.0})  # the condition is float16, too
+CALLS["_zeros_without_dtype"] = ([], {"shape": (2, 3), "dtype": 2})
 
 
 def run(op: str, dtype: object, backward: bool) -> List[str]:

@@ -5,7 +5,6 @@ import os
 from typing import List
 
 _RUNTIME = ctypes.CDLL("libcudart.so.11.0")  # found by LD_LIBRARY_PATH
-_RUNTIME.stand_in_peak_bytes.restype = ctypes.c_size_t
 
 
 class Log:
@@ -28,8 +27,3 @@ class Log:
     def launches(self) -> int:
         """Return how many kernels and functions of libraries were launched."""
         return sum(line.startswith(("KERNEL", "CALL")) for line in self.lines)
-
-
-def peak_bytes() -> int:
-    """Return the most device memory that was allocated at once."""
-    return _RUNTIME.stand_in_peak_bytes()

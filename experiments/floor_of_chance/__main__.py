@@ -41,26 +41,21 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Train all pairs and write the page, its values and its figure; return the status."""
+def run(arguments: Sequence[str]) -> None:
+    """Train all pairs and write the page, its values and its figure."""
     own, extra = split_at_dashes(arguments)  # the options behind them are for the runs
     options = parse(own)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the runs: sums depend on the threads
     target = options.output / options.dataset  # the folder of the runs; files add a suffix
     by_seed = jobs(options.dataset, target, range(options.seeds), options.batch_size, extra)
-    try:
-        with interruptible(), alone_in(target) as lock:
-            runner = Runner(options.parallel, lock)
-            runner.train([job for of_seed in by_seed.values() for job in of_seed])
-            results = collect(by_seed)
-    except (RuntimeError, RunInterruptedError) as error:
-        print(f"floor_of_chance: {error}", file=sys.stderr)
-        return getattr(error, "status", 1)
+    with interruptible(), alone_in(target) as lock:
+        runner = Runner(options.parallel, lock)
+        runner.train([job for of_seed in by_seed.values() for job in of_seed])
+        results = collect(by_seed)
     results["dataset"] = options.dataset
     results["command"] = " ".join(["python -m experiments.floor_of_chance", *arguments])
     pages.write(target, WORDS, parts(results), results, draw)
     print(parts(results)["verdicts"])
-    return 0
 
 
 def collect(by_seed: Dict[int, Sequence[Job]]) -> Results:
@@ -113,7 +108,8 @@ def _scores(job: Job, trace: Dict) -> Dict[str, Any]:
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Read the command line and run it; return the status of the process."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    return status_of("floor_of_chance", lambda: run(arguments))
+    failures = (RuntimeError, RunInterruptedError)
+    return status_of("floor_of_chance", lambda: run(arguments), failures)
 
 
 if __name__ == "__main__":

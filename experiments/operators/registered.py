@@ -3,9 +3,10 @@
 import ctypes
 from typing import Dict, NamedTuple, Tuple
 
+from gluon_amp.base import registry
 from gluon_amp.base.mxnet_internals import LIB, check_call
 
-from mxnet.base import OpHandle, c_str, py_str
+from mxnet.base import OpHandle, py_str
 
 
 class Operator(NamedTuple):
@@ -23,17 +24,12 @@ class Operator(NamedTuple):
 
 def registered() -> Dict[str, Operator]:
     """Return all registered operators by name, including aliases."""
-    size, names = ctypes.c_uint(), ctypes.POINTER(ctypes.c_char_p)()
-    check_call(LIB.MXListAllOpNames(ctypes.byref(size), ctypes.byref(names)))
-    # copied first, since the next call of the C interface overwrites them
-    all_names = [py_str(names[i]) for i in range(size.value)]
     # without gluon_amp's operators, which are registered if another test has loaded them
-    return {name: _operator(name) for name in all_names if "_gluon_amp_" not in name}
+    return {name: _operator(name) for name in registry.names() if "_gluon_amp_" not in name}
 
 
 def _operator(name: str) -> Operator:
-    handle = OpHandle()
-    check_call(LIB.NNGetOpHandle(c_str(name), ctypes.byref(handle)))
+    handle = registry.handle(name)
     canonical, text, count_attr, returns = (ctypes.c_char_p() for _ in range(4))
     count = ctypes.c_uint()
     args, types, texts = (ctypes.POINTER(ctypes.c_char_p)() for _ in range(3))

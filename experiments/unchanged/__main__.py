@@ -6,7 +6,6 @@ import gzip
 import importlib
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -97,11 +96,6 @@ def read(folder: Path, group: str) -> Dict[str, str]:
     return texts
 
 
-def unnamed(texts: Dict[str, str], name: str) -> str:
-    """Return a case's text without the names of a graph's operators."""
-    return re.sub(r'"name": "[^"]*", (?="op": "(?!null))', "", texts.get(name, ""))
-
-
 def compare(before: Path, after: Path) -> int:
     """Print how many cases of each group are equal, and the first differences."""
     differences = compared = 0
@@ -111,9 +105,6 @@ def compare(before: Path, after: Path) -> int:
         different = [name for name in names if old.get(name) != new.get(name)]
         if names:
             print(f"{group}: equal {len(names) - len(different)}, different {len(different)}")
-        renamed = [name for name in different if unnamed(old, name) == unnamed(new, name)]
-        if renamed:
-            print(f"  {len(renamed)} differ in the names of operators alone")
         for name in different[:SHOWN]:
             texts = (old.get(name, "(no case)"), new.get(name, "(no case)"))
             lines = difflib.unified_diff(*(text.splitlines() for text in texts), lineterm="", n=0)

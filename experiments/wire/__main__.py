@@ -3,7 +3,6 @@
 python -m experiments.wire --output docs/results
 """
 
-import datetime
 import platform
 import sys
 from pathlib import Path
@@ -14,7 +13,6 @@ from experiments.wire.networks import KEPT, NETWORKS, TRAINED_STEPS, collect
 from experiments.wire.page import draw, parts
 from experiments.wire.sums import ORDERS, errors, exchanged, overflows_seen
 from gluon_amp.training.command_line import Parser, path, status_of
-from gluon_amp.training.tables.machine import describe_cpu, versions
 
 WORKERS = (2, 8, 64)
 # Of the networks' policies, the dtypes on the wire
@@ -53,10 +51,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     options = parser.parse_args(arguments)
     about = {
-        "command": " ".join(["python -m experiments.wire", *arguments]),
-        "date": datetime.date.today().isoformat(),
-        "hardware": describe_cpu(),
-        "versions": versions(),
+        **pages.about("wire", arguments),
         "kernel": platform.release(),
         "kept": KEPT,
         "trained": TRAINED_STEPS,

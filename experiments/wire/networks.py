@@ -38,7 +38,6 @@ class Gradients(NamedTuple):
     """Vectors of float32, a simulated worker each, whose values carry the loss scale."""
 
     parts: List[np.ndarray]
-    dtype: str  # in which the network has them
     scale: float
 
 
@@ -67,7 +66,7 @@ def collect(network: Network, policy: str, workers: int) -> Gradients:
             chosen = np.sort(np.random.RandomState(SEED).permutation(size)[:KEPT])
         vector = np.concatenate([host_copy(weight).ravel() for weight in weights])
         vectors.append(vector[chosen].astype(np.float32))
-    return Gradients(vectors, np.dtype(weights[0].dtype).name, trainer.used_scale())
+    return Gradients(vectors, trainer.used_scale())
 
 
 def _batches(network: Network, count: int) -> Iterator[Tuple[nd.NDArray, nd.NDArray]]:

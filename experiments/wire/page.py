@@ -37,7 +37,7 @@ def parts(results: Values) -> Parts:
         "errors": errors(sums),
         "seen": f"{sum(row['seen'] for row in sums)} of {len(sums)}",
         "simulation": simulation(),
-        "measured": f"{about['date']}, {about['hardware']}, Linux {about['kernel']}, "
+        "measured": f"{about['date']}, {about['machine']}, Linux {about['kernel']}, "
         f"{about['versions']}. Command: `{about['command']}`.",
     }
 

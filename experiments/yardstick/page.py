@@ -28,8 +28,7 @@ def parts(values: pages.Values) -> pages.Parts:
         "tanh": both(networks, "dense, 12 layers, tanh"),
         "relu": both(networks, "dense, 12 layers, ReLU"),
         "steps": f"{values['steps']} steps",
-        "measured": f"{values['machine']} on {values['date']}, with {values['versions']}. Command: "
-        f"`{values['command']}`. It took {seconds / 60:.1f} CPU minutes",
+        "measured": f"{pages.measured(values)}. It took {seconds / 60:.1f} CPU minutes",
     }
 
 

@@ -60,6 +60,10 @@ def test_the_program_says_where_the_table_and_the_measurement_differ():
     ]
 
 
+def test_each_row_of_the_page_of_faults_has_a_program():
+    assert faults.listed() == [operator for operator, _ in faults.FAULTS]
+
+
 @pytest.mark.parametrize("number", range(len(faults.FAULTS)))
 @pytest.mark.slow
 def test_a_program_shows_each_fault(number):

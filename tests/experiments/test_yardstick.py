@@ -73,7 +73,7 @@ def test_the_page_of_a_network(tmp_path, monkeypatch, capsys):
     name = "dense, 12 layers, tanh"
     monkeypatch.setattr(measure, "STEPS", 2)
     monkeypatch.setattr(command, "NETWORKS", {name: NETWORKS[name]})
-    assert command.main(["--output", str(tmp_path), "--only", name]) == 0
+    assert command.main(["--output", str(tmp_path)]) == 0
     values = json.loads((tmp_path / "yardstick.json").read_text())["networks"][name]
     assert values["layers"] == [f"{number}.weight" for number in range(12)]
     assert len(values["trained"]["watch"]["bfloat16"]) == 12

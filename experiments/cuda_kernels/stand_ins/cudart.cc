@@ -1,13 +1,12 @@
 // Stand-ins for the CUDA runtime: memory is the host's, a launch computes nothing and is written down.
-// The log has one line for each launch, call of a library, copy and wait. The numbers of attributes
-// are those of cudaDeviceAttr in driver_types.h; the device is a V100 (compute capability 7.0).
+// The log has one line for each launch, call of a library and copy. The numbers of attributes are
+// those of cudaDeviceAttr in driver_types.h; the device is a V100 (compute capability 7.0).
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <unordered_map>
-#include <vector>
 
 struct dim3 {
   unsigned x, y, z;
@@ -25,20 +24,6 @@ std::unordered_map<const void*, const char*>& kernels() {
   return *map;
 }
 
-std::unordered_map<Handle, size_t>& sizes() {
-  static auto* map = new std::unordered_map<Handle, size_t>;
-  return *map;
-}
-
-size_t live = 0, peak = 0;
-
-struct Configuration {
-  dim3 grid, block;
-  size_t shared;
-  Handle stream;
-};
-thread_local std::vector<Configuration> configurations;
-
 // The beginning of cudaDeviceProp (driver_types.h of CUDA 11), with the fields that MXNet reads
 struct Properties {
   char name[256], id[28];
@@ -52,8 +37,13 @@ struct Properties {
   int overlap, processors;
 };
 
-const int kCapabilityMajor = 75, kCapabilityMinor = 76, kThreadsPerBlock = 1, kWarp = 10;
-const int kProcessors = 16, kShared = 8, kSharedOptin = 97, kThreadsPerProcessor = 39;
+// Attributes and their values; that of all others is 65535
+const int kAttributes[][2] = {
+    {75, 7}, {76, 0},         // compute capability
+    {1, 1024}, {10, 32},      // threads of a block and of a warp
+    {16, 80}, {39, 2048},     // processors, and threads of each
+    {8, 49152}, {97, 49152},  // bytes that the threads of a block share
+};
 
 }  // namespace
 
@@ -72,52 +62,22 @@ void stand_in_note(const char* line) {
   fflush(log_file);
 }
 
-size_t stand_in_peak_bytes() { return peak; }
-
 int cudaGetDeviceCount(int* count) {
   const char* wanted = getenv("STAND_IN_GPUS");
   *count = wanted ? atoi(wanted) : 1;
   return 0;
 }
 
-int cudaGetDevice(int* device) {
-  *device = 0;
-  return 0;
-}
-
 int cudaDeviceGetAttribute(int* value, int attribute, int) {
-  switch (attribute) {
-    case kCapabilityMajor: *value = 7; break;
-    case kCapabilityMinor: *value = 0; break;
-    case kThreadsPerBlock: *value = 1024; break;
-    case kWarp: *value = 32; break;
-    case kProcessors: *value = 80; break;
-    case kShared:
-    case kSharedOptin: *value = 49152; break;
-    case kThreadsPerProcessor: *value = 2048; break;
-    default: *value = 65535;
-  }
+  *value = 65535;
+  for (const auto& known : kAttributes)
+    if (known[0] == attribute) *value = known[1];
   return 0;
 }
 
 int cudaGetDeviceProperties(Properties* properties, int) {
   *properties = {"stand-in", {0}, size_t(16) << 30, 49152, 65536, 32, 1 << 30, 1024,
                  {1024, 1024, 64}, {2147483647, 65535, 65535}, 1, 65536, 7, 0, 512, 32, 1, 80};
-  return 0;
-}
-
-int cudaDeviceCanAccessPeer(int* can, int, int) {
-  *can = 0;
-  return 0;
-}
-
-int cudaDeviceGetP2PAttribute(int* value, int, int, int) {
-  *value = 0;
-  return 0;
-}
-
-int cudaDriverGetVersion(int* version) {
-  *version = 11020;
   return 0;
 }
 
@@ -128,22 +88,10 @@ int cudaMemGetInfo(size_t* free_bytes, size_t* total) {
 
 int cudaMalloc(Handle* pointer, size_t bytes) {
   *pointer = calloc(1, bytes + 64);
-  std::lock_guard<std::mutex> lock(mutex);
-  sizes()[*pointer] = bytes;
-  live += bytes;
-  if (live > peak) peak = live;
   return 0;
 }
 
 int cudaFree(Handle pointer) {
-  {
-    std::lock_guard<std::mutex> lock(mutex);
-    auto found = sizes().find(pointer);
-    if (found != sizes().end()) {
-      live -= found->second;
-      sizes().erase(found);
-    }
-  }
   free(pointer);
   return 0;
 }
@@ -153,24 +101,17 @@ int cudaMallocPitch(Handle* pointer, size_t* pitch, size_t width, size_t height)
   return cudaMalloc(pointer, width * height);
 }
 
-int cudaHostAlloc(Handle* pointer, size_t bytes, unsigned) {
-  *pointer = calloc(1, bytes + 64);
-  return 0;
-}
+int cudaHostAlloc(Handle* pointer, size_t bytes, unsigned) { return cudaMalloc(pointer, bytes); }
 
-int cudaFreeHost(Handle pointer) {
-  free(pointer);
-  return 0;
-}
+int cudaFreeHost(Handle pointer) { return cudaFree(pointer); }
 
 int cudaMemcpy(Handle to, const void* from, size_t bytes, int) {
-  stand_in_note("WAIT for a copy");
   memcpy(to, from, bytes);
   return 0;
 }
 
-int cudaMemcpyAsync(Handle to, const void* from, size_t bytes, int kind, Handle) {
-  stand_in_note(kind == 1 ? "COPY to the device" : kind == 2 ? "COPY to the host" : "COPY");
+int cudaMemcpyAsync(Handle to, const void* from, size_t bytes, int, Handle) {
+  stand_in_note("COPY");
   memcpy(to, from, bytes);
   return 0;
 }
@@ -191,28 +132,7 @@ int cudaMemcpyPeerAsync(Handle to, int, const void* from, int, size_t bytes, Han
 }
 
 int cudaMemsetAsync(Handle to, int value, size_t bytes, Handle) {
-  stand_in_note("FILL");
   memset(to, value, bytes);
-  return 0;
-}
-
-int cudaDeviceSynchronize() {
-  stand_in_note("WAIT for the device");
-  return 0;
-}
-
-int cudaStreamSynchronize(Handle) {
-  stand_in_note("WAIT for a stream");
-  return 0;
-}
-
-int cudaStreamCreate(Handle* stream) {
-  *stream = malloc(8);
-  return 0;
-}
-
-int cudaEventCreateWithFlags(Handle* event, unsigned) {
-  *event = malloc(8);
   return 0;
 }
 
@@ -228,12 +148,6 @@ int cudaFuncGetAttributes(void* attributes, const void*) {
   return 0;
 }
 
-int cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int* blocks, const void*, int, size_t,
-                                                           unsigned) {
-  *blocks = 8;
-  return 0;
-}
-
 int cudaLaunchKernel(const void* function, dim3, dim3, void**, size_t, Handle) {
   std::lock_guard<std::mutex> lock(mutex);
   if (log_file) {
@@ -243,31 +157,6 @@ int cudaLaunchKernel(const void* function, dim3, dim3, void**, size_t, Handle) {
   }
   return 0;
 }
-
-unsigned __cudaPushCallConfiguration(dim3 grid, dim3 block, size_t shared, Handle stream) {
-  configurations.push_back({grid, block, shared, stream});
-  return 0;
-}
-
-int __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, Handle* stream) {
-  const Configuration last = configurations.back();
-  configurations.pop_back();
-  *grid = last.grid;
-  *block = last.block;
-  *shared = last.shared;
-  *stream = last.stream;
-  return 0;
-}
-
-void** __cudaRegisterFatBinary(void*) {
-  static void* handle;
-  return &handle;
-}
-
-void __cudaRegisterFatBinaryEnd(void**) {}
-void __cudaUnregisterFatBinary(void**) {}
-void __cudaRegisterVar() {}
-char __cudaInitModule(void**) { return 1; }
 
 void __cudaRegisterFunction(void**, const char* function, char*, const char* name, int, void*,
                             void*, void*, void*, int*) {

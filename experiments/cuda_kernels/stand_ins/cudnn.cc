@@ -1,7 +1,7 @@
 // Stand-ins for cuDNN: one algorithm for each convolution, no workspace, sizes that MXNet checks.
 
-#include <cstdlib>
 #include <cstring>
+#include <string>
 
 typedef void* Handle;
 
@@ -17,7 +17,7 @@ struct Tensor {  // what cudnnSetTensorNdDescriptor was given
 };
 
 struct Rnn {  // what cudnnSetRNNDescriptor_v6 was given
-  int hidden, layers, bidirectional, mode, projection;
+  int hidden, layers, bidirectional, mode;
 };
 
 extern "C" {
@@ -25,7 +25,6 @@ extern "C" {
 void stand_in_note(const char* line);
 
 size_t cudnnGetVersion() { return 8101; }
-const char* cudnnGetErrorString(int) { return "an error"; }
 
 #define ALGORITHM(name)                                                                    \
   int name(Handle, Handle, Handle, Handle, Handle, int, int* count, Performance* result) { \
@@ -41,38 +40,19 @@ ALGORITHM(cudnnGetConvolutionForwardAlgorithm_v7)
 ALGORITHM(cudnnGetConvolutionBackwardDataAlgorithm_v7)
 ALGORITHM(cudnnGetConvolutionBackwardFilterAlgorithm_v7)
 
-#define COUNT(name)                \
-  int name(Handle, int* count) {   \
-    *count = 8;                    \
-    return 0;                      \
-  }
-COUNT(cudnnGetConvolutionForwardAlgorithmMaxCount)
-COUNT(cudnnGetConvolutionBackwardDataAlgorithmMaxCount)
-COUNT(cudnnGetConvolutionBackwardFilterAlgorithmMaxCount)
-
-#define WORKSPACE(name)                                                          \
-  int name(Handle, Handle, Handle, Handle, Handle, int, size_t* bytes) {         \
-    *bytes = 0;                                                                  \
-    return 0;                                                                    \
-  }
-WORKSPACE(cudnnGetConvolutionForwardWorkspaceSize)
-WORKSPACE(cudnnGetConvolutionBackwardDataWorkspaceSize)
-WORKSPACE(cudnnGetConvolutionBackwardFilterWorkspaceSize)
-
-static void note_convolution(int dtype) {  // cudnnDataType_t: 0 is float32, 2 float16
-  stand_in_note(dtype == 0   ? "Convolution computes in float32"
-                : dtype == 2 ? "Convolution computes in float16"
-                             : "Convolution computes in another dtype");
+static void note(const char* what, int dtype) {  // cudnnDataType_t
+  const char* name = dtype == 0 ? "float32" : dtype == 2 ? "float16" : "another dtype";
+  stand_in_note((std::string(what) + " computes in " + name).c_str());
 }
 
 int cudnnSetConvolutionNdDescriptor(Handle, int, const int*, const int*, const int*, int,
                                     int dtype) {
-  note_convolution(dtype);
+  note("Convolution", dtype);
   return 0;
 }
 
 int cudnnSetConvolution2dDescriptor(Handle, int, int, int, int, int, int, int, int dtype) {
-  note_convolution(dtype);
+  note("Convolution", dtype);
   return 0;
 }
 
@@ -86,15 +66,8 @@ int cudnnSetTensorNdDescriptor(Handle handle, int dtype, int dims, const int* si
 
 int cudnnSetRNNDescriptor_v6(Handle, Handle handle, int hidden, int layers, Handle, int,
                              int direction, int mode, int, int dtype) {
-  *static_cast<Rnn*>(handle) = {hidden, layers, direction, mode, 0};
-  stand_in_note(dtype == 0   ? "RNN computes in float32"
-                : dtype == 2 ? "RNN computes in float16"
-                             : "RNN computes in another dtype");
-  return 0;
-}
-
-int cudnnSetRNNProjectionLayers(Handle, Handle handle, int size, int) {
-  static_cast<Rnn*>(handle)->projection = size;
+  *static_cast<Rnn*>(handle) = {hidden, layers, direction, mode};
+  note("RNN", dtype);
   return 0;
 }
 
@@ -102,34 +75,12 @@ int cudnnGetRNNParamsSize(Handle, Handle rnn_handle, Handle data, size_t* bytes,
   const Rnn& rnn = *static_cast<Rnn*>(rnn_handle);
   const size_t gates = rnn.mode == 2 ? 4 : rnn.mode == 3 ? 3 : 1;  // LSTM, GRU, simple
   const size_t directions = rnn.bidirectional + 1;
-  const size_t output = rnn.projection ? rnn.projection : rnn.hidden;
   size_t input = static_cast<Tensor*>(data)->sizes[1], count = 0;
   for (int layer = 0; layer < rnn.layers; ++layer) {
-    count += directions * gates * rnn.hidden * (input + output + 2);
-    if (rnn.projection) count += directions * rnn.projection * rnn.hidden;
-    input = output * directions;
+    count += directions * gates * rnn.hidden * (input + rnn.hidden + 2);
+    input = rnn.hidden * directions;
   }
   *bytes = count * (dtype == 2 ? 2 : dtype == 1 ? 8 : 4);
-  return 0;
-}
-
-int cudnnGetRNNWorkspaceSize(Handle, Handle, int, Handle, size_t* bytes) {
-  *bytes = 1 << 20;
-  return 0;
-}
-
-int cudnnGetRNNTrainingReserveSize(Handle, Handle, int, Handle, size_t* bytes) {
-  *bytes = 1 << 20;
-  return 0;
-}
-
-int cudnnDropoutGetStatesSize(Handle, size_t* bytes) {
-  *bytes = 1024;
-  return 0;
-}
-
-int cudnnDropoutGetReserveSpaceSize(Handle, size_t* bytes) {
-  *bytes = 1;
   return 0;
 }
 
