@@ -95,11 +95,12 @@ def test_two_devices_do_what_one_does():
         assert np.array_equal(first.asnumpy(), second.asnumpy())
 
 
-def test_a_batch_smaller_than_the_devices_is_validated_but_not_trained_on():
-    data = points(9)
+@pytest.mark.parametrize("images, trained", [(9, 8), (10, 10)])
+def test_a_batch_smaller_than_the_devices_is_validated_but_not_trained_on(images, trained):
+    data = points(images)
     loop = small_loop([mx.cpu(0), mx.cpu(1)])
-    assert loop.train(batches_of(data), 0).images == 8
-    assert loop.validate(ValidationBatches(data, 4), 9, 0).images == 9
+    assert loop.train(batches_of(data), 0).images == trained
+    assert loop.validate(ValidationBatches(data, 4), images, 0).images == images
 
 
 def test_validation_is_the_mean_cross_entropy_of_every_image():
