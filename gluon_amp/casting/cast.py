@@ -142,6 +142,7 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
     for path, block in hybrid:
         bind(block, path, policy, ends[path])
     net.apply(clear)
+    # The whole net alone, not its blocks: a slice of a container is a block, and goes at each call.
     weakref.finalize(net, kernels.forget_weights).atexit = False
     outside = [p.name for params in parameters_of_python_code(net).values() for p in params]
     if outside:

@@ -1,6 +1,6 @@
 """A new graph in place of an old one."""
 
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Dict, List, Optional, Tuple
 
 from gluon_amp.graph.symbol_json import Edge, Entry, Json, needed
 
@@ -55,12 +55,12 @@ class Writer:
         return self.copy({"op": op, "name": name, "attrs": attrs}, [list(e) for e in inputs])
 
 
-def pruned(graph: Json) -> Json:
-    """Return a graph without the nodes that no output needs."""
+def pruned(graph: Json) -> Tuple[Json, Dict[int, int]]:
+    """Return a graph without the nodes that no output needs, and the new numbers of the others."""
     numbers = {old: new for new, old in enumerate(sorted(needed(graph)))}
 
     def kept(entries: List[Entry]) -> List[Entry]:
         return [[numbers[i], *rest] for i, *rest in entries]
 
     nodes = [{**graph["nodes"][i], "inputs": kept(graph["nodes"][i]["inputs"])} for i in numbers]
-    return {**graph, "nodes": nodes, "heads": kept(graph["heads"])}
+    return {**graph, "nodes": nodes, "heads": kept(graph["heads"])}, numbers

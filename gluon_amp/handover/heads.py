@@ -19,7 +19,8 @@ def in_inference(json: dict) -> dict:
     """Return a graph with the same values in inference that reads no label of a head."""
     out = graph.Writer()
     out.rewrite(json, _without_label)
-    return graph.pruned(out.graph(json))
+    kept, _ = graph.pruned(out.graph(json))
+    return kept
 
 
 def _without_label(out: graph.Writer, i: int, node: dict, inputs: List[list]) -> Optional[list]:

@@ -2,7 +2,7 @@
 
 from typing import Dict, List, Mapping, NamedTuple, Optional
 
-from gluon_amp.graph import CASTS, Edge, Json, Rule, Writer, edge_dtypes, edge_of, needed, pruned
+from gluon_amp.graph import CASTS, Edge, Json, Rule, Writer, edge_dtypes, edge_of, pruned
 from gluon_amp.graph import own_operators as own
 from gluon_amp.policy.cast_pass import LOW_PRECISION
 
@@ -61,9 +61,9 @@ class TypedGraph(NamedTuple):
 
     def pruned(self) -> "TypedGraph":
         """Return the graph without the nodes that no output needs."""
-        numbers = {old: new for new, old in enumerate(sorted(needed(self.json)))}
+        json, numbers = pruned(self.json)
         edges = {(numbers[i], k): d for (i, k), d in self.edges.items() if i in numbers}
-        return TypedGraph(pruned(self.json), edges)
+        return TypedGraph(json, edges)
 
 
 def _dtype_of_result(node: Json, known: Mapping[Edge, str]) -> str:

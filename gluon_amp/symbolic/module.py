@@ -340,8 +340,8 @@ class Module(mx.mod.Module):
                 masters.sync_master(value, held)  # it has no master, as nothing updates it
             else:
                 value.copyto(held)
-        # Every device has its own running statistics. MXNet's engine does not know that a backward
-        # pass writes them on a CPU, but that it reads them.
+        # Every device has its own running statistics. A CPU's backward pass writes them, which
+        # MXNet's engine takes for a read. So it does not wait for the pass by itself.
         for name, arrays in zip(group.aux_names, group.aux_arrays):
             for array in arrays:
                 wait_until_unused(array)

@@ -608,8 +608,8 @@ class ScaledTrainer(gluon.Trainer):
             if options.on_skip is not None:
                 options.on_skip(report)
             if self.skips.in_vain >= options.max_consecutive_skips:
-                helps = stepped_on.at_floor
-                limit = scale.limit if helps else "and a lower one would not help"
+                at_floor = stepped_on.at_floor
+                limit = scale.limit if at_floor else "and a lower one would not help"
                 raise too_many_skips(report, self.skips.in_vain, limit, cause)
         return report
 

@@ -132,6 +132,6 @@ def _part(
     out = graph.Writer()
     out.rewrite(network.json, in_part)
     heads = [out.remap([*edge, 0]) for edge in results]
-    json = graph.pruned({**out.graph(network.json), "heads": heads})
+    json, _ = graph.pruned({**out.graph(network.json), "heads": heads})
     names = {*graph.variables(json)}
     return network._replace(json=json), {e: name for e, name in given.items() if name in names}
