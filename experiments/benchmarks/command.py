@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Dict, Optional, Sequence
 
-from experiments import pages
+from experiments import ROOT, pages
 from experiments.benchmarks import families, measure, profile, report
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
 from experiments.standalone import command_line, hardware, waiting
@@ -19,6 +19,7 @@ PEER_VERSIONS = (
     "import torch, torchvision; "
     "print(f'PyTorch {torch.__version__}, torchvision {torchvision.__version__}')"
 )
+PEAK = [sys.executable, "-m", "experiments.benchmarks.limit"]
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -116,6 +117,7 @@ def run_families(options: argparse.Namespace, command: str) -> None:
     about = report.machine(options.threads)
     if options.peer_python:
         about["peer"] = peer_versions(options.peer_python)
+    about["peak"] = float(measure.output_of(PEAK, "the fastest product", PYTHONPATH=str(ROOT)))
     kind = report.cpu_kind(about)
     suite = families.families(
         options.networks or families.NETWORKS,

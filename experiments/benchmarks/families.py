@@ -58,19 +58,19 @@ class Variant(NamedTuple):
 
 
 STOCK, FLOAT32, BFLOAT16, FLOAT16 = "float32", "float32, amp.Trainer", "bfloat16", "float16"
-CONTRIB, PEERS = "contrib.amp", ("PyTorch float32", "PyTorch bfloat16")
+CONTRIB, PEER_LIBRARIES = "contrib.amp", {"PyTorch": "pytorch", "torch.compile": "torch.compile"}
+PEERS = tuple(f"{name} {dtype}" for name in PEER_LIBRARIES for dtype in ("float32", "bfloat16"))
 FUSED = "fused_float32"
 OURS = (FLOAT32, FUSED, BFLOAT16, FLOAT16)
 
 VARIANTS = (
     Variant(STOCK, "mxnet", "float32"),
     Variant(FLOAT32, "gluon_amp", "float32", infers=False),
-    Variant(FUSED, "gluon_amp", FUSED, infers=False),
+    Variant(FUSED, "gluon_amp", FUSED),
     Variant(BFLOAT16, "gluon_amp", "bfloat16"),
     Variant(FLOAT16, "gluon_amp", "float16"),
     Variant(CONTRIB, "contrib.amp", "bfloat16"),
-    Variant(PEERS[0], "pytorch", "float32"),
-    Variant(PEERS[1], "pytorch", "bfloat16"),
+    *(Variant(name, PEER_LIBRARIES[name.split()[0]], name.split()[1]) for name in PEERS),
 )
 HEADS = {CONTRIB: "contrib.amp bfloat16", FLOAT16: "float16 emulated"}
 
@@ -115,7 +115,7 @@ def families(
     many times as long as float32's, and some do not end.
     """
     chosen = {*dtypes, FUSED} if "float32" in dtypes else {*dtypes}
-    variants = [v for v in VARIANTS if v.dtype in chosen and (peer or v.library != "pytorch")]
+    variants = [v for v in VARIANTS if v.dtype in chosen and (peer or v.name not in PEERS)]
     variants = [v for v in variants if native or v.dtype != BFLOAT16 or v.library == "gluon_amp"]
     listed = {family.network: family for family in FAMILIES}
     groups = []
@@ -212,7 +212,7 @@ class Results:
 
 
 def _fastest_of(names: Sequence[str]) -> str:
-    return "its fastest policy" if names == OURS else " or ".join(names)
+    return {OURS: "its fastest policy", PEERS: "PyTorch's best"}.get(names, " or ".join(names))
 
 
 def geometric_means(ratios: Iterable[Sequence[float]]) -> List[float]:
@@ -262,6 +262,12 @@ def tables(result: Dict[str, Any]) -> str:
             parts += [f"## {title}"]
             for name, text in CELLS.items():
                 parts += [f"{name}:", _grid(results, kind, text)]
+            if peak := result["machine"].get("peak"):
+                parts += [
+                    f"The products alone, at {2e-9 * peak:.0f} GFLOP/s, the float32 peak of this "
+                    "machine:",
+                    _limits(results, kind, peak),
+                ]
     if result["reorders"]:
         keys = ("network", "kind", "onednn", "own")
         rows = [[str(one[key]) for key in keys] for one in result["reorders"]]
@@ -303,6 +309,18 @@ CELLS: Dict[str, Callable[[Values, Optional[Values]], str]] = {
     "Milliseconds": lambda one, stock: f"{1e3 * one['median_seconds']:.1f}",
     "Peak memory, MiB": lambda one, stock: f"{one['peak_mebibytes']:.0f}",
 }
+
+
+def _limits(results: Results, kind: str, peak: float) -> str:
+    """Return the time of the products at the peak, and its share of the float32 cases."""
+    rows = []
+    for network in results.networks:
+        found = [results.find(network, kind, name) for name in (STOCK, FUSED)]
+        if found[0] and found[0]["products"]:
+            seconds = found[0]["products"] / peak
+            shares = [f"{seconds / one['median_seconds']:.2f}" if one else "" for one in found]
+            rows.append([network, f"{1e3 * seconds:.1f}", *shares])
+    return table(["network", "ms", f"share of {STOCK}", f"share of {FUSED}"], rows)
 
 
 def _grid(results: Results, kind: str, text: Callable) -> str:

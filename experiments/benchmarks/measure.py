@@ -49,6 +49,7 @@ class Measured:
     seconds: List[float]  # a sample for each round
     mebibytes: float  # peak memory of the process
     parameters: int  # number of trained parameters
+    products: int = 0  # multiply-adds, of the cases of plain MXNet that run a network
 
 
 def measure(
@@ -105,7 +106,7 @@ def runs_per_sample(warm_up: List[float]) -> int:
 def _worker(case: Case, peer_python: Optional[Path]) -> Iterator[Callable[[Optional[int]], Any]]:
     """Start the process of a case; yield a function that sends a message and returns the reply."""
     connection, there = multiprocessing.Pipe()
-    peer = case.library == "pytorch"
+    peer = case.library in ("pytorch", "torch.compile")
     program = [str(peer_python) if peer else sys.executable, "-m"]
     program.append(f"experiments.benchmarks.{'peer_torch' if peer else 'work'}")
     with there:

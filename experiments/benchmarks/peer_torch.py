@@ -32,8 +32,10 @@ def build(case: Dict[str, Any]) -> Built:
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", torch.get_num_threads())))
     torch.manual_seed(0)
     net = network(case["network"], case["pixels"]).to(memory_format=torch.channels_last)
+    if case["library"] == "torch.compile":
+        net.compile()
     run = {"train": train, "infer": infer}[case["work"]](net, case)
-    return run, lambda: sum(one.numel() for one in net.parameters())
+    return run, lambda: {"parameters": sum(one.numel() for one in net.parameters())}
 
 
 def train(net: nn.Module, case: Dict[str, Any]) -> Callable[[], None]:

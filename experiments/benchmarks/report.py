@@ -85,6 +85,7 @@ def as_json(suite: Suite, measured: List[Measured], about: Values, command: str)
                 "images_per_second": images / median if images else None,
                 "peak_mebibytes": one.mebibytes,
                 "parameters": one.parameters,
+                "products": one.products,
             }
         )
     about = {"suite": suite.title, "command": command, "machine": about}

@@ -9,7 +9,7 @@ import time
 from multiprocessing.connection import Connection
 from typing import Any, Callable, Dict, Tuple
 
-Built = Tuple[Callable[[], object], Callable[[], int]]  # what runs a case, and counts parameters
+Built = Tuple[Callable[[], object], Callable[[], Dict[str, int]]]  # what runs a case, and counts
 
 
 def serve(build: Callable[[Dict[str, Any]], Built], wait: Callable[[], object]) -> None:
@@ -35,7 +35,7 @@ def serve(build: Callable[[Dict[str, Any]], Built], wait: Callable[[], object]) 
             connection.send([timed() for _ in range(number)])
         with open("/proc/self/status") as lines:
             peak = next(line for line in lines if line.startswith("VmHWM"))
-        connection.send({"mebibytes": int(peak.split()[1]) / 1024, "parameters": count()})
+        connection.send({"mebibytes": int(peak.split()[1]) / 1024, **count()})
     except (EOFError, KeyboardInterrupt):
         pass  # the parent has ended, and has reported why
     except Exception as error:  # whatever it is, the parent reports it

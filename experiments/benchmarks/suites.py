@@ -14,7 +14,7 @@ class Case:
 
     label: str  # unique in its suite
     work: str
-    library: str  # 'gluon_amp', 'contrib.amp', 'pytorch', or 'mxnet' for plain MXNet
+    library: str  # 'gluon_amp', 'contrib.amp', 'pytorch', 'torch.compile'; 'mxnet' is plain MXNet
     dtype: str  # one of DTYPES
     network: str = "resnet50_v1"  # of `networks`, or the Model Zoo or GluonCV with 1000 classes
     batch: int = 16  # images or sequences

@@ -17,6 +17,7 @@ from experiments.standalone import compat
 # what `import gluon_amp` does first: MXNet 1.9.1 needs it beside numpy 1.24 or Python 3.12
 compat.restore()
 
+from experiments.benchmarks import limit
 from experiments.benchmarks.networks import BUILT
 
 import mxnet as mx
@@ -184,11 +185,19 @@ WORK = {"train": train, "infer": infer, "check": check, "update": update}
 
 
 def build(options: Dict[str, Any]) -> Built:
-    """Return what runs a case, and what counts the parameters that its network trains."""
+    """Return what runs a case, and what counts the network's trained parameters and products."""
     case = Case(**options)
 
-    def count() -> int:
-        return sum(int(np.prod(p.shape)) for p in trained_parameters(case).values())
+    def count() -> Dict[str, int]:
+        parameters = sum(int(np.prod(p.shape)) for p in trained_parameters(case).values())
+        if case.library != "mxnet" or not case.images:
+            return {"parameters": parameters}
+        net, (inputs, _) = network(case), batch_of(case)
+        net(inputs[:1])  # determines the shapes
+        return {
+            "parameters": parameters,
+            "products": limit.count(net, inputs, case.work == "train"),
+        }
 
     return WORK[case.work](case), count
 
