@@ -145,26 +145,41 @@ struct Pass {
   std::shared_ptr<const Plan> plan;
 };
 
+// The same convolution of what it reads of the images. A 1×1 kernel without padding reads every stride-th row
+// and column. Where the stride does not divide an image, oneDNN 2.4 has only slow kernels, which take up to
+// three times as long as a copy and a convolution without strides.
+Convolution part_of(Convolution c) {
+  const bool divides = c.out_height * c.stride[0] == c.height && c.out_width * c.stride[1] == c.width;
+  const bool reads_part = c.kernel == Sizes{1, 1} && c.pad == Sizes{0, 0} && !(divides && !getenv("SUBALL"));
+  if (!reads_part || c.plain_data || c.in_plain || getenv("NOSUB")) return c;
+  c.height = c.out_height;
+  c.width = c.out_width;
+  c.stride = {1, 1};
+  return c;
+}
+
 // For some sizes, paddings and dilations, oneDNN 2.4 has only its reference kernel in the blocked layout,
 // which can be a thousand times as slow as that for plain images. Of all its kernels for blocked images,
 // only this one reads plain weights.
-Pass pass_of(Convolution c, dnnl_data_type_t dtype, dnnl_prop_kind_t kind) {
+Pass pass_of(const Convolution& whole, dnnl_data_type_t dtype, dnnl_prop_kind_t kind) {
+  Convolution c = part_of(whole);
   const auto plan = plan_of(c, dtype, kind);
   if (c.in_plain || !is_plain(plan->weight)) return {c, plan};
+  c = whole;
   c.in_plain = true;
   return {c, plan_of(c, dtype, kind)};
 }
 
 // oneDNN 2.4's fastest kernels for AVX512 in float32 (brgconv) read all channels side by side, and weights in
-// blocks of filters alone. For 3×3 kernels they take two thirds of the others' time. A convolution with fewer
-// products for each result does not pay for the copies. Without AVX512 there are no such kernels, and 8 lanes.
-constexpr int64_t kFewProducts = 256;
+// blocks of filters alone. For 3×3 kernels they take down to two thirds of the others' time. A convolution with
+// fewer products for each result does not pay for the copies, nor does one of narrow images, which these kernels
+// compute slowly, nor one whose weight is packed for a single pass. Without AVX512 there are no such kernels.
+constexpr int64_t kFewProducts = 256, kNarrow = 7;
 
-// The forward pass: the same in training and in inference, so that both compute the same bits
 Pass forward_pass_of(const Convolution& c, dnnl_data_type_t dtype, dnnl_prop_kind_t kind) {
   const int64_t positions = c.kernel[0] * c.kernel[1], products = c.channels / c.groups * positions;
-  if (dtype == dnnl_f32 && c.lanes == 16 && !c.nhwc && !c.reads_plain() && positions > 1 &&
-      products >= kFewProducts) {
+  if (kind == dnnl_forward_inference && dtype == dnnl_f32 && c.lanes == 16 && !c.nhwc && !c.reads_plain() && positions > 1 &&
+      products >= kFewProducts && c.out_width >= kNarrow) {
     Convolution side_by_side = c;
     side_by_side.nhwc = true;
     side_by_side.lanes = c.filters;
@@ -183,8 +198,19 @@ const void* read_data(const Convolution& c, const void* values, int bytes) {
   return moved(Purpose::kImages, c.plain_data, values, c.channels, c.blocked_data(), bytes);
 }
 
-const void* read_data(const Convolution& c, const Precision& p, const NDArray& array) {
-  return read_data(c, read(p, array, Purpose::kWideImages), p.bytes());
+// Reads the data, of which `c` may be the convolution of a part.
+const void* read_data(const Convolution& whole, const Convolution& c, const Precision& p, const NDArray& array) {
+  const char* values = values_of<char>(array);
+  int64_t size = array.shape().Size();
+  if (c.stride != whole.stride) {
+    const Blocked part = c.blocked_data();
+    const int bytes = size_of_value(array);
+    size = part.size();
+    char* copy = static_cast<char*>(scratch(Purpose::kPart, size * bytes));
+    take_part(values, Blocked(array.shape()), copy, part, whole.stride[0], whole.stride[1], bytes);
+    values = copy;
+  }
+  return read_data(c, read(p, values, size, Purpose::kWideImages), p.bytes());
 }
 
 // Reads the gradient of the result likewise.
@@ -206,7 +232,7 @@ void write_result(const Convolution& whole, const Precision& p, dnnl_prop_kind_t
   const Blocked shape = c.blocked_result();
   Result target = result_for(p, output, req);
   const bool side_by_side = c.nhwc && !whole.nhwc, moves = c.in_plain != c.plain_result || side_by_side;
-  const void* read = read_data(c, p, data);
+  const void* read = read_data(whole, c, p, data);
   if (side_by_side && !c.plain_data) {
     float* copy = static_cast<float*>(scratch(Purpose::kImages, c.blocked_data().size() * sizeof(float)));
     read = change_lanes(static_cast<const float*>(read), whole.blocked_data(), copy, c.blocked_data(), c.channels);
@@ -235,13 +261,18 @@ void write_data_grad(const Convolution& whole, const Precision& p, const NDArray
   const Blocked shape = c.blocked_data();
   const void* grads = read_grad(c, p, grad);
   Result target = result_for(p, output, req);
-  const bool moves = c.in_plain != c.plain_data;
-  void* result = moves ? scratch(Purpose::kImages, shape.size() * p.bytes()) : target.data();
+  const bool moves = c.in_plain != c.plain_data, spreads = c.stride != whole.stride;
+  void* result = moves || spreads ? scratch(Purpose::kImages, shape.size() * p.bytes()) : target.data();
   plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, grads},
                             {DNNL_ARG_WEIGHTS, &plan->weight, packed->data()},
                             {DNNL_ARG_DIFF_SRC, &plan->data, result}});
   if (moves) (c.plain_data ? to_plain : to_blocked)(result, target.data(), c.channels, shape, p.bytes());
-  if (finish) finish(target.data(), shape);
+  const Blocked images = blocked(whole).blocked_data();
+  if (spreads) {
+    spread_part(static_cast<char*>(result), shape, target.data<char>(), images, whole.stride[0], whole.stride[1],
+                p.bytes());
+  }
+  if (finish) finish(target.data(), images);
   target.finish();
 }
 
@@ -265,16 +296,16 @@ void weight_grad(const Convolution& whole, const Precision& p, const NDArray& gr
   // and the last parts are empty; and for a row or column of the kernel that meets no image, which it does
   // not set to zero.
   const auto dtype = p.dtype();
-  Convolution wanted = readable(whole);
-  wanted.in_plain = dtype == dnnl_bf16 && (whole.width < whole.stride[1] ||
-                                           meets_only_padding(whole, 0) || meets_only_padding(whole, 1));
+  Convolution wanted = part_of(readable(whole));
+  wanted.in_plain = dtype == dnnl_bf16 && (wanted.width < wanted.stride[1] ||
+                                           meets_only_padding(wanted, 0) || meets_only_padding(wanted, 1));
   const Pass pass = pass_of(wanted, dtype, dnnl_backward_weights);
   const Convolution& c = pass.c;
   const Plan* plan = pass.plan.get();
   const NDArray plain = plain_copy(data);
   std::vector<float> bias(c.bias ? c.filters : 0);
   void* packed = scratch(Purpose::kWeightGradient, bytes_of(plan->weight));
-  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read_data(c, p, plain)},
+  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read_data(whole, c, p, plain)},
                             {DNNL_ARG_DIFF_DST, &plan->result, read_grad(c, p, grad)},
                             {DNNL_ARG_DIFF_WEIGHTS, &plan->weight, packed},
                             {DNNL_ARG_DIFF_BIAS, &plan->bias, c.bias ? bias.data() : nullptr}});

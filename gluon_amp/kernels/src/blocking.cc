@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <cstring>
 #include <string>
 #include <vector>
 
@@ -134,6 +135,32 @@ void to_blocked(const void* plain, void* blocked, int64_t channels, const Blocke
 
 void to_plain(const void* blocked, void* plain, int64_t channels, const Blocked& shape, int bytes) {
   move_values<false>(blocked, plain, channels, shape, bytes);
+}
+
+void take_part(const char* all, const Blocked& whole, char* some, const Blocked& part, int64_t rows,
+               int64_t columns, int bytes) {
+  const int64_t size = part.lanes * bytes;
+#pragma omp parallel for schedule(static) if (part.size() > 2 * kBlock)
+  for (int64_t i = 0; i < part.images * part.groups * part.height; ++i) {
+    const char* from = all + (i / part.height * whole.height + i % part.height * rows) * whole.width * size;
+    for (int64_t x = 0; x < part.width; ++x) {
+      std::memcpy(some + (i * part.width + x) * size, from + x * columns * size, size);
+    }
+  }
+}
+
+void spread_part(const char* some, const Blocked& part, char* all, const Blocked& whole, int64_t rows,
+                 int64_t columns, int bytes) {
+  const int64_t size = part.lanes * bytes;
+#pragma omp parallel for schedule(static) if (whole.size() > 2 * kBlock)
+  for (int64_t i = 0; i < whole.images * whole.groups * whole.height; ++i) {
+    const int64_t row = i / whole.height * part.height + i % whole.height / rows;
+    char* to = all + i * whole.width * size;
+    std::memset(to, 0, whole.width * size);
+    for (int64_t x = 0; i % whole.height % rows == 0 && x < part.width; ++x) {
+      std::memcpy(to + x * columns * size, some + (row * part.width + x) * size, size);
+    }
+  }
 }
 
 float* change_lanes(const float* from, const Blocked& old_shape, float* to, const Blocked& new_shape,

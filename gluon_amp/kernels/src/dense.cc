@@ -51,11 +51,25 @@ void multiply(const NodeAttrs& attrs, const OpContext& context, const Arrays& in
   Dense d = parse(attrs);
   set_data(attrs, inputs[0].shape(), &d);
   const Precision p = precision_of(attrs, inputs[0]);
-  const auto plan = plan_of(product_of(d, p), forward_kind(context));
-  const auto weight = packed_weight(inputs[1], plan->weight, p.element, kept_of(attrs));
   const NDArray data = plain_copy(inputs[0]);
   const Bias bias(p, inputs);
   Result target = result_for(p, outputs[0], req[0]);
+  static const int most = getenv("FEW") ? atoi(getenv("FEW")) : 32;
+  if (d.rows <= most && p.dtype() == dnnl_f32) {
+    const int number = static_cast<int>(p.element);
+    const auto weight = packed_weight(inputs[1], plain_desc({d.hidden, d.columns}, stored_type(p.element)), p.element, kept_of(attrs));
+    const float* values = static_cast<const float*>(read(p, data, Purpose::kWideImages));
+    const auto multiply = kernels().few_rows->multiply[number];
+    float* out = target.data<float>();
+    constexpr int64_t kAtOnce = 24;
+#pragma omp parallel for schedule(static) if (d.rows * d.columns * d.hidden > kBlock)
+    for (int64_t first = 0; first < d.hidden; first += kAtOnce) {
+      multiply({values, weight->data(), bias.data(), d.rows, d.columns, first, std::min(first + kAtOnce, d.hidden), d.hidden, out});
+    }
+    return target.finish();
+  }
+  const auto plan = plan_of(product_of(d, p), forward_kind(context));
+  const auto weight = packed_weight(inputs[1], plan->weight, p.element, kept_of(attrs));
   plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read(p, data, Purpose::kWideImages)},
                             {DNNL_ARG_WEIGHTS, &plan->weight, weight->data()},
                             {DNNL_ARG_BIAS, &plan->bias, bias.data()},

@@ -180,6 +180,7 @@ const Kernels table = {
     GLUON_AMP_NAMED(pointwise_kernels)(),
     GLUON_AMP_NAMED(rows_kernels)(),
     GLUON_AMP_NAMED(recurrent_kernels)(),
+    GLUON_AMP_NAMED(few_rows_kernels)(),
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "depthwise_kernels.h"
+#include "few_rows_kernels.h"
 #include "formats.h"
 #include "moves_kernels.h"
 #include "norm_kernels.h"
@@ -75,6 +76,7 @@ struct Kernels {
   const PointwiseKernels* pointwise;  // likewise
   const RowsKernels* rows;
   const RecurrentKernels* recurrent;
+  const FewRowsKernels* few_rows;
 };
 
 // Declares the functions that return the table of a file that is compiled once for each instruction set.
@@ -91,6 +93,7 @@ GLUON_AMP_TABLES(PointwiseKernels, pointwise_kernels);
 GLUON_AMP_TABLES(PoolingKernels, pooling_kernels);
 GLUON_AMP_TABLES(RowsKernels, rows_kernels);
 GLUON_AMP_TABLES(RecurrentKernels, recurrent_kernels);
+GLUON_AMP_TABLES(FewRowsKernels, few_rows_kernels);
 
 // The best kernels that this processor supports, unless select_kernels has selected others.
 const Kernels& kernels();

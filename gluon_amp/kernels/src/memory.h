@@ -31,7 +31,7 @@ class Buffer {
 // Memory of one thread that is reused by the next caller that passes the same purpose. Fresh memory would
 // cost more time than most kernels, because of page faults.
 enum class Purpose {
-  kWeight, kWeightGradient, kImages, kResult, kWideImages, kWideResult, kWideTarget, kRecurrent, kDepthwise,
+  kWeight, kWeightGradient, kImages, kResult, kWideImages, kPart, kWideResult, kWideTarget, kRecurrent, kDepthwise,
   kPackedBlock, kCount
 };
 inline void* scratch(Purpose purpose, size_t bytes) {

@@ -127,8 +127,9 @@ Found find(const NDArray& weight, const Key& key) {
 
 std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
                                             Element element, Kept kept) {
-  const bool as_stored = desc.data_type == dnnl_f32 && weight.dtype() == mshadow::kFloat32 && is_plain(desc);
-  if (as_stored && element == Element::kSingle && !weight.IsMKLDNNData()) {
+  const bool same_type = desc.data_type == dnnl_f32 ? element == Element::kSingle && weight.dtype() == mshadow::kFloat32
+                                                    : desc.data_type == dnnl_f16 && weight.dtype() == mshadow::kFloat16;
+  if (same_type && is_plain(desc) && !weight.IsMKLDNNData()) {
     return std::make_shared<Buffer>(plain_data<void>(weight));
   }
   if (kept == Kept::kForOneUse) {

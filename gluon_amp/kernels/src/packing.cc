@@ -42,14 +42,19 @@ int64_t side_of(const dnnl_memory_desc_t& desc) {
   return blocking.inner_nblks > 0 && blocking.inner_blks[blocking.inner_nblks - 1] == 8 ? 8 : 16;
 }
 
+bool has_pairs(const dnnl_memory_desc_t& desc) {
+  const auto& blocking = desc.format_desc.blocking;
+  return blocking.inner_nblks > 0 && blocking.inner_blks[blocking.inner_nblks - 1] == 2;
+}
+
 // A weight as (filters of all groups, channels, positions of the kernel), and its offsets in a layout.
 struct Layout {
   int64_t groups = 1, filters, channels, positions = 1;  // filters of one group
   std::vector<int64_t> of_group{0}, of_filter, of_channel, of_position{0};
   int64_t side;
-  bool padded;
+  bool pairs, padded;  // pairs: of filters or channels are next to each other, as in oneDNN's bfloat16
 
-  explicit Layout(const dnnl_memory_desc_t& desc) : side(side_of(desc)) {
+  explicit Layout(const dnnl_memory_desc_t& desc) : side(side_of(desc)), pairs(has_pairs(desc)) {
     const bool grouped = desc.ndims == 5;
     const int first = grouped ? 1 : 0;
     if (grouped) {
@@ -95,12 +100,11 @@ void each_block(const Layout& layout, Body body) {
 }
 
 // The four layouts of a whole block that oneDNN's kernels for convolutions have. In two of them the filters
-// are side by side, in the others the channels. In bfloat16, each of these is a pair of channels or filters.
+// are side by side, in the others the channels; either may be pairs of channels or filters.
 enum class Order { kFilters, kChannels, kOther };
 
-template <typename To>
 Order find_order(const Layout& layout, const Block& b) {
-  const bool pairs = sizeof(To) == 2;
+  const bool pairs = layout.pairs;
   const int64_t side = layout.side;
   const auto side_by_side = [&](const std::vector<int64_t>& offsets, int64_t first, int64_t step) {
     for (int64_t i = 0; i < side; ++i) {
@@ -127,15 +131,15 @@ Order find_order(const Layout& layout, const Block& b) {
 }
 
 // Calls body(block, order) for all blocks; whole blocks have the order of the first one.
-template <typename To, typename Body>
+template <typename Body>
 void each_ordered_block(const Layout& layout, Body body) {
   const int64_t side = layout.side;
   const bool whole = layout.filters >= side && layout.channels >= side;
   const Block first{0, 0, 0, side, side};
-  const Order order = whole ? find_order<To>(layout, first) : Order::kOther;
+  const Order order = whole ? find_order(layout, first) : Order::kOther;
   each_block(layout, [&](const Block& b) {
     const bool is_whole = b.filters == side && b.channels == side;
-    body(b, is_whole ? order : find_order<To>(layout, b));
+    body(b, is_whole ? order : find_order(layout, b));
   });
 }
 
@@ -145,11 +149,14 @@ float* floats_of_thread(size_t count) {
 }
 
 void convert(const float* in, Bfloat* out, int64_t n) { kernels().to_bfloat(in, out, n); }
+void convert(const float* in, half_bits* out, int64_t n) { kernels().narrow(in, out, n); }
 void convert(const float* in, float* out, int64_t n) { std::copy(in, in + n, out); }
 
-// Stores a row of 8 or 16 values, in bfloat16 of 16 pairs.
-void store_row(const float* low, const float* high, Bfloat* out, int64_t side) {
-  kernels().interleave(low, high, out, side);
+// Stores a row of 8 or 16 values; with `high`, of 16 pairs.
+template <typename To>
+void store_row(const float* low, const float* high, To* out, int64_t side) {
+  if (!high) return convert(low, out, side);
+  kernels().interleave(low, high, reinterpret_cast<Bfloat*>(out), side);
 }
 void store_row(const float* values, const float*, float* out, int64_t side) {
   for (int64_t i = 0; i < side; i += 8) std::memcpy(out + i, values + i, 8 * sizeof(float));
@@ -174,7 +181,7 @@ void pack_block(const float* source, int64_t row, const Layout& layout, const Bl
                 To* packed) {
   float* memory = floats_of_thread(layout.side * layout.side * layout.positions);
   const int64_t positions = layout.positions, side = layout.side;
-  const int64_t count = b.channels * positions, step = sizeof(To) == 2 ? 2 : 1;
+  const int64_t count = b.channels * positions, step = layout.pairs ? 2 : 1;
   To* target = packed + layout.of_group[b.group];
   if (order == Order::kFilters) {
     transpose(source, memory, {side, count, row, side, side});
@@ -183,20 +190,22 @@ void pack_block(const float* source, int64_t row, const Layout& layout, const Bl
       To* place = target + layout.of_channel[b.channel + c];
       const float* values = memory + c * positions * side;
       for (int64_t k = 0; k < positions; ++k) {
-        store_row(values + k * side, values + (positions + k) * side, place + layout.of_position[k], side);
+        const float* high = layout.pairs ? values + (positions + k) * side : nullptr;
+        store_row(values + k * side, high, place + layout.of_position[k], side);
       }
     }
   } else if (order == Order::kChannels) {
     target += layout.of_channel[b.channel];
     for (int64_t f = 0; f < b.filters; f += step) {
-      const float* rows[2] = {source + f * row, source + (f + 1) * row};
+      const float* rows[2] = {source + f * row, layout.pairs ? source + (f + 1) * row : nullptr};
       for (int64_t i = 0; positions > 1 && i < step; ++i) {
         transpose(rows[i], memory + i * count, {side, positions, positions, side, side});
         rows[i] = memory + i * count;
       }
       To* place = target + layout.of_filter[b.filter + f];
       for (int64_t k = 0; k < positions; ++k) {
-        store_row(rows[0] + k * side, rows[1] + k * side, place + layout.of_position[k], side);
+        const float* high = layout.pairs ? rows[1] + k * side : nullptr;
+        store_row(rows[0] + k * side, high, place + layout.of_position[k], side);
       }
     }
   } else {
@@ -217,7 +226,7 @@ void pack_values(const NDArray& plain, const Layout& layout, Element element, To
   const int dtype = plain.dtype();
   // Only what is stored as float32 is rounded before.
   const bool direct = dtype == mshadow::kFloat32 && (sizeof(To) == 2 || element == Element::kSingle);
-  each_ordered_block<To>(layout, [&](const Block& b, Order order) {
+  each_ordered_block(layout, [&](const Block& b, Order order) {
     const int64_t row = layout.channels * layout.positions;
     const int64_t first = (b.group * layout.filters + b.filter) * row + b.channel * layout.positions;
     if (direct) return pack_block(static_cast<const float*>(values) + first, row, layout, b, order, packed);
@@ -275,10 +284,16 @@ void turn_values(const T* forward, const dnnl_memory_desc_t& from, T* backward, 
 
 void pack(const NDArray& weight, const dnnl_memory_desc_t& desc, Element element, void* packed) {
   const NDArray plain = plain_copy(weight);
-  if (desc.data_type == dnnl_f32 && is_plain(desc)) {
+  if (is_plain(desc)) {
     const void* values = values_of<char>(plain);
     const int dtype = plain.dtype();
     return in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
+      if (desc.data_type != dnnl_f32) {
+        float wide[kBlock];
+        to_floats(values, dtype, first, wide, count);
+        if (desc.data_type == dnnl_bf16) return convert(wide, static_cast<Bfloat*>(packed) + first, count);
+        return convert(wide, static_cast<half_bits*>(packed) + first, count);
+      }
       float* out = static_cast<float*>(packed) + first;
       if (dtype == mshadow::kFloat16) to_floats(values, dtype, first, out, count);
       round_to(element, dtype == mshadow::kFloat16 ? out : static_cast<const float*>(values) + first, out, count);
@@ -287,6 +302,7 @@ void pack(const NDArray& weight, const dnnl_memory_desc_t& desc, Element element
   const Layout layout(desc);
   if (layout.padded) std::memset(packed, 0, bytes_of(desc));
   if (desc.data_type == dnnl_bf16) return pack_values(plain, layout, element, static_cast<Bfloat*>(packed));
+  if (desc.data_type == dnnl_f16) return pack_values(plain, layout, element, static_cast<half_bits*>(packed));
   pack_values(plain, layout, element, static_cast<float*>(packed));
 }
 
@@ -314,7 +330,7 @@ void unpack_gradient(const void* packed, const dnnl_memory_desc_t& desc, OpReqTy
   if (is_plain(desc)) return output.write_all(values);
   const Layout layout(desc);
   const int64_t positions = layout.positions, side = layout.side;
-  each_ordered_block<float>(layout, [&](const Block& b, Order order) {
+  each_ordered_block(layout, [&](const Block& b, Order order) {
     const int64_t count = b.channels * positions, row = layout.channels * positions;
     const float* source = values + layout.of_group[b.group];
     const int64_t start = ((b.group * layout.filters + b.filter) * layout.channels + b.channel) * positions;

@@ -83,16 +83,22 @@ struct Precision {
   }
 };
 
+// The type in which values are stored that are widened only where they are read
+inline dnnl_data_type_t stored_type(Element element) {
+  return element == Element::kBfloat ? dnnl_bf16 : element == Element::kHalf ? dnnl_f16 : dnnl_f32;
+}
+
 // The values of an array as the primitive reads them
-inline const void* read(const Precision& p, const NDArray& array, Purpose purpose) {
-  const auto* stored = values_of<char>(array);
+inline const void* read(const Precision& p, const char* stored, int64_t n, Purpose purpose) {
   if (!p.widens) return stored;
-  const int64_t n = array.shape().Size();
   auto* wide = static_cast<float*>(scratch(purpose, n * sizeof(float)));
   in_parallel(n, [&](int64_t first, int64_t count) {
     to_floats(stored, mshadow::kBfloat16, first, wide + first, count);
   });
   return wide;
+}
+inline const void* read(const Precision& p, const NDArray& array, Purpose purpose) {
+  return read(p, values_of<char>(array), array.shape().Size(), purpose);
 }
 
 // The bias of a product's inputs in float32, as oneDNN reads it, rounded as the data; without a bias, no

@@ -167,14 +167,14 @@ void execute(const Plan& plan, const void* data, const void* weight, const float
 // The product with the states of a time step, or with the gradients of its products
 class StepProduct {
  public:
-  StepProduct(const Net& net, int64_t columns, int64_t hidden, dnnl_data_type_t dtype, bool bias)
-      : batch_(net.batch), columns_(columns), hidden_(hidden) {
-    if (dtype == dnnl_bf16) {
-      plan_ = plan_of({batch_, columns, hidden, dtype, bias, true}, dnnl_forward_training);
+  StepProduct(const Net& net, int64_t columns, int64_t hidden, const Precision& p, bool bias)
+      : batch_(net.batch), columns_(columns), hidden_(hidden), element_(p.element) {
+    if (p.dtype() == dnnl_bf16) {
+      plan_ = plan_of({batch_, columns, hidden, dnnl_bf16, bias, true}, dnnl_forward_training);
       weight = plan_->weight;
       return;
     }
-    weight = any_desc({hidden, columns}, dtype);
+    weight = any_desc({hidden, columns}, stored_type(element_));
     weight.format_kind = dnnl_blocked;
     weight.padded_dims[0] = panels() * kPanel;
     auto& blocking = weight.format_desc.blocking;
@@ -187,12 +187,13 @@ class StepProduct {
 
   void compute(const void* data, const void* packed, const float* bias, float* result) const {
     if (plan_) return execute(*plan_, data, packed, bias, result);
-    const auto multiply = kernels().recurrent->multiply;
-    const float* values = static_cast<const float*>(packed);
+    const auto multiply = kernels().recurrent->multiply[static_cast<int>(element_)];
+    const char* values = static_cast<const char*>(packed);
+    const int64_t bytes = columns_ * (element_ == Element::kSingle ? 4 : 2);
 #pragma omp parallel for schedule(static) if (batch_ * columns_ * hidden_ > kBlock)
     for (int64_t p = 0; p < panels(); ++p) {
       const int64_t first = p * kPanel;
-      multiply({static_cast<const float*>(data), values + first * columns_, bias ? bias + first : nullptr,
+      multiply({static_cast<const float*>(data), values + first * bytes, bias ? bias + first : nullptr,
                 batch_, columns_, std::min<int64_t>(kPanel, hidden_ - first), hidden_, result + first});
     }
   }
@@ -203,6 +204,7 @@ class StepProduct {
   int64_t panels() const { return (hidden_ + kPanel - 1) / kPanel; }
 
   const int64_t batch_, columns_, hidden_;
+  const Element element_;
   std::shared_ptr<const Plan> plan_;
 };
 
@@ -268,7 +270,7 @@ void run(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const R
     const Bias input_bias(p, arrays_of(false)), bias(p, arrays_of(true));
     const auto input_plan = plan_of({net.rows(), net.columns(layer), net.gates, product_type, true, true},
                                     dnnl_forward_training);
-    const StepProduct product(net, net.hidden, net.gates, product_type, true);
+    const StepProduct product(net, net.hidden, net.gates, p, true);
     const auto input_weight = packed_weight(arrays_of(false)[1], input_plan->weight, p.element, kept);
     const auto weight = packed_weight(arrays_of(true)[1], product.weight, p.element, kept);
     execute(*input_plan, read, input_weight->data(), input_bias.data(), r.gates);
@@ -384,7 +386,7 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
       read_last(1, k, later);
       read_last(differ ? grads : 2, k, carried);
       const size_t input_place = net.place(layer, d, false, false), place = net.place(layer, d, true, false);
-      const StepProduct product(net, net.gates, net.hidden, product_type, false);
+      const StepProduct product(net, net.gates, net.hidden, p, false);
       auto weight = packed_weight(parameters[place], transposed(product.weight), p.element, Kept::kForOneUse);
       for (int64_t i = 0; i < net.length; ++i) {
         const int64_t t = r.reversed ? i : net.length - 1 - i;

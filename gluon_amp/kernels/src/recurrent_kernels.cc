@@ -135,7 +135,7 @@ void gru_back(const CellGrad& s) {
 constexpr int kVectors = kPanel / Many::width;
 constexpr int kMostRows = kVectors == 1 ? 8 : 4;  // so that sums fill the registers
 
-template <int rows>
+template <typename T, int rows>
 void multiply_rows(const PanelProduct& p, int64_t first) {
   float part[kPanel] = {};
   for (int64_t i = 0; p.bias && i < p.width; ++i) part[i] = p.bias[i];
@@ -143,7 +143,8 @@ void multiply_rows(const PanelProduct& p, int64_t first) {
   for (auto& sum : sums) {
     for (int v = 0; v < kVectors; ++v) sum[v] = Many::load(part + v * Many::width);
   }
-  const float *data = p.data + first * p.columns, *panel = p.panel;
+  const float* data = p.data + first * p.columns;
+  const T* panel = static_cast<const T*>(p.panel);
   for (int64_t k = 0; k < p.columns; ++k, panel += kPanel) {
     Many weights[kVectors];
     for (int v = 0; v < kVectors; ++v) weights[v] = Many::load(panel + v * Many::width);
@@ -158,11 +159,12 @@ void multiply_rows(const PanelProduct& p, int64_t first) {
   }
 }
 
+template <typename T>
 void multiply(const PanelProduct& p) {
   int64_t r = 0;
-  for (; r + kMostRows <= p.rows; r += kMostRows) multiply_rows<kMostRows>(p, r);
-  for (; r + 2 <= p.rows; r += 2) multiply_rows<2>(p, r);
-  if (r < p.rows) multiply_rows<1>(p, r);
+  for (; r + kMostRows <= p.rows; r += kMostRows) multiply_rows<T, kMostRows>(p, r);
+  for (; r + 2 <= p.rows; r += 2) multiply_rows<T, 2>(p, r);
+  if (r < p.rows) multiply_rows<T, 1>(p, r);
 }
 
 const RecurrentKernels recurrent_table = {
@@ -174,7 +176,7 @@ const RecurrentKernels recurrent_table = {
      {simple_back<Tanh, Bfloat>, simple_back<Tanh, float>},
      {lstm_back<Bfloat>, lstm_back<float>},
      {gru_back<Bfloat>, gru_back<float>}},
-    multiply};
+    {multiply<Bfloat>, multiply<half_bits>, multiply<float>}};
 
 }  // namespace
 

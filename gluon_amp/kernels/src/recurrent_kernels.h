@@ -29,7 +29,9 @@ struct CellGrad {
 // A product of `rows` rows of data with kPanel columns of a matrix, of which the first `width` are written.
 // oneDNN 2.4 has no fast kernel of few rows for AVX2. `bias` may be null.
 struct PanelProduct {
-  const float *data, *panel, *bias;
+  const float* data;
+  const void* panel;  // of Bfloat, half_bits or float
+  const float* bias;
   int64_t rows, columns, width, stride;  // columns of the data, stride of the result
   float* out;
 };
@@ -40,7 +42,7 @@ constexpr int kPanel = 16;
 struct RecurrentKernels {
   void (*forward[4][2])(const CellStep&);
   void (*backward[4][2])(const CellGrad&);
-  void (*multiply)(const PanelProduct&);
+  void (*multiply[3])(const PanelProduct&);  // by the Element of the panel
 };
 
 }  // namespace gluon_amp
