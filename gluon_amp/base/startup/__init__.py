@@ -14,6 +14,7 @@ def import_mxnet() -> None:
     cpu.check_variables()
     cuda_libraries.preload()
     compat.restore()
+    cpu.keep_freed_memory()
     with cpu.one_thread_per_core():
         _import_mxnet()
     compat.mend()

@@ -19,6 +19,10 @@ One scratch memory. MXNet allocates four (MXNET_CPU_TEMP_COPY), so that several 
 one can run at the same time. Its engine has only one worker for a CPU, so one is enough. That saves
 5 % of the memory of a ResNet-50 training step.
 
+Memory that is freed stays in the process. MXNet allocates each array on a CPU anew, and glibc
+returns large ones to Linux, which fills them with zeros when they are used again. That is 7 % of a
+transformer's training step, and a fifth of MobileNet's without ``static_alloc``.
+
 docs/benchmarks/step.md shows the effects. Variables that the user has set are not changed. Only the
 last two settings stay in the environment, where programs that this process starts inherit them.
 """
@@ -47,6 +51,10 @@ MXNET_DISABLE_MKLDNN_FUSE_CONV_RELU MXNET_DISABLE_MKLDNN_FUSE_CONV_SUM
 SETTINGS = {"MXNET_CPU_PARALLEL_SIZE": str(2**31 - 1), "MXNET_CPU_TEMP_COPY": "1"}
 AMX = {"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX"}
 
+# Parameters of glibc's mallopt: M_ARENA_MAX (the engine's thread would have an arena of its own, which
+# has no blocks of 64 MiB), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in bytes
+MALLOC = {-8: 1, -3: 2**28, -1: 2**29}
+
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux on x86-64
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
 
@@ -69,6 +77,15 @@ def check_variables() -> None:
                 f"The environment variable {name} is {text!r}, of which MXNet cannot read a number "
                 f"and ends the process: set it to one integer, as in {name}=4, or unset it."
             )
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep up to 512 MiB of freed memory, unless the user has chosen how it allocates."""
+    chosen = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if not chosen and not any(name.startswith("MALLOC_") for name in os.environ):
+        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # which musl and macOS lack
+        for parameter, value in MALLOC.items() if mallopt else ():
+            mallopt(parameter, value)
 
 
 @contextlib.contextmanager

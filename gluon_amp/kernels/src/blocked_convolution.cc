@@ -150,8 +150,8 @@ struct Pass {
 // three times as long as a copy and a convolution without strides.
 Convolution part_of(Convolution c) {
   const bool divides = c.out_height * c.stride[0] == c.height && c.out_width * c.stride[1] == c.width;
-  const bool reads_part = c.kernel == Sizes{1, 1} && c.pad == Sizes{0, 0} && !(divides && !getenv("SUBALL"));
-  if (!reads_part || c.plain_data || c.in_plain || getenv("NOSUB")) return c;
+  const bool reads_part = c.kernel == Sizes{1, 1} && c.pad == Sizes{0, 0} && !divides;
+  if (!reads_part || c.plain_data || c.in_plain) return c;
   c.height = c.out_height;
   c.width = c.out_width;
   c.stride = {1, 1};
@@ -178,8 +178,8 @@ constexpr int64_t kFewProducts = 256, kNarrow = 7;
 
 Pass forward_pass_of(const Convolution& c, dnnl_data_type_t dtype, dnnl_prop_kind_t kind) {
   const int64_t positions = c.kernel[0] * c.kernel[1], products = c.channels / c.groups * positions;
-  if (kind == dnnl_forward_inference && dtype == dnnl_f32 && c.lanes == 16 && !c.nhwc && !c.reads_plain() && positions > 1 &&
-      products >= kFewProducts && c.out_width >= kNarrow) {
+  if (kind == dnnl_forward_inference && dtype == dnnl_f32 && c.lanes == 16 && !c.nhwc && !c.reads_plain() &&
+      positions > 1 && products >= kFewProducts && c.out_width >= kNarrow) {
     Convolution side_by_side = c;
     side_by_side.nhwc = true;
     side_by_side.lanes = c.filters;

@@ -127,9 +127,9 @@ Found find(const NDArray& weight, const Key& key) {
 
 std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
                                             Element element, Kept kept) {
-  const bool same_type = desc.data_type == dnnl_f32 ? element == Element::kSingle && weight.dtype() == mshadow::kFloat32
-                                                    : desc.data_type == dnnl_f16 && weight.dtype() == mshadow::kFloat16;
-  if (same_type && is_plain(desc) && !weight.IsMKLDNNData()) {
+  const bool exact = element == Element::kSingle && weight.dtype() == mshadow::kFloat32 && desc.data_type == dnnl_f32;
+  const bool half = weight.dtype() == mshadow::kFloat16 && desc.data_type == dnnl_f16;
+  if ((exact || half) && is_plain(desc) && !weight.IsMKLDNNData()) {
     return std::make_shared<Buffer>(plain_data<void>(weight));
   }
   if (kept == Kept::kForOneUse) {
