@@ -51,7 +51,8 @@ train: $(VENV)/.train $(VENV)/.kernels ## train in float16 (ARGS='--num-epochs 2
 	$(BIN)/python scripts/train_imagenet.py --dtype float16 --batch-size 256 $(ARGS)
 
 # Two processes with one thread each; the tests of a file share what they prepare. Without ARGS, those
-# that depend on the CPU run again as on one without AVX512_BF16 and on one without AVX512, if it has them.
+# that depend on the CPU run again as on one without AVX512_BF16 and on one without AVX512, if it has them, and in
+# native bfloat16 if that is what it emulates.
 test test-all workers: export OMP_NUM_THREADS = 1
 test test-all workers: PYTEST = $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 test: QUICK = and not slow
@@ -67,7 +68,7 @@ workers: setup ## train as several workers and devices in every dtype (a few min
 	$(PYTEST) tests/training/workers/test_several.py $(ARGS)
 
 REPEAT = $(if $(ARGS),,for kind in `$(BIN)/python -m tests.cpu_kinds`; do \
-	DNNL_MAX_CPU_ISA=$$kind $(PYTEST) -m "cpu_kind $(QUICK)" || exit 1; done)
+	env $$kind $(PYTEST) -m "cpu_kind $(QUICK)" || exit 1; done)
 
 lint: setup ## check style, types, private names, layers, C++ sources and the pins of constraints.txt
 	$(BIN)/ruff check .

@@ -1,4 +1,4 @@
-"""How long the products of a network take at least: their number, and the rate of the fastest one."""
+"""How long the products of a network take at least: their number, and the fastest rate."""
 
 import json
 import time
@@ -12,7 +12,7 @@ SIDES, RUNS = (512, 1024, 2048), 12  # square matrices; the fastest product is t
 
 Shape = Tuple[int, ...]
 
-# How many multiply-adds an operator has, from its attributes and the shapes that it reads and writes
+# The multiply-adds of an operator, from its attributes and the shapes that it reads and writes
 PRODUCTS: Dict[str, Callable[[Dict[str, str], List[Shape], Shape], int]] = {
     "Convolution": lambda attrs, read, out: prod(out) * prod(read[1][1:]),
     "Deconvolution": lambda attrs, read, out: prod(read[0]) * prod(read[1][1:]),

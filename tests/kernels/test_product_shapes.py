@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from gluon_amp import kernels
 from tests.kernels.products import Convolution, Deconvolution, Dense, Depthwise, random_case
 from tests.marks import needs_library
 
@@ -43,6 +44,9 @@ LAYERS = {
     "first layer, nhwc": Convolution((2, 3, 11, 11), 24, plain=True, lanes=0, **THREE),
     "1x1": Convolution((2, 64, 7, 7), 48),
     "1x1, nhwc": Convolution((2, 64, 9, 9), 64, lanes=0),
+    "1x1 of a part": Convolution((2, 20, 7, 10), 24, stride=(2, 3)),
+    "1x1 of a part, nhwc": Convolution((2, 24, 9, 4), 40, lanes=0, stride=(4, 2)),
+    "transposed 1x1 of a part": Deconvolution((2, 20, 3, 4), 24, stride=(2, 3), adj=(1, 0)),
     "3x3, nhwc": Convolution((2, 24, 9, 9), 40, lanes=0, **HALVED),
     "3x3 of many channels": Convolution((2, 40, 9, 11), 56, **THREE),
     "3x3 of few filters": Convolution((2, 40, 7, 5), 11, **THREE),
@@ -78,6 +82,8 @@ LAYERS = {
     "many rows": Dense((128, 64), 10),
     "few columns": Dense((7, 9), 1024),
     "few outputs": Dense((5, 1024), 3),
+    "few rows, and columns to the last one": Dense((31, 1031), 29),
+    "few rows of many columns": Dense((3, 4133), 50, bias=False),
 }
 
 
@@ -100,6 +106,15 @@ def test_instruction_sets_of_depthwise_convolutions(instruction_set):
         for lanes in (16, 8, 0):
             shape = 2, channels, 9, 33
             Depthwise(shape, channels, lanes=lanes, num_group=groups, **pairs).check()
+
+
+def test_products_of_few_rows_have_the_same_bits_with_all_instruction_sets():
+    case, found = Dense((11, 2100), 17), []
+    for _ in filter(kernels.select, kernels.INSTRUCTION_SETS):
+        for element in ("float16", "wide bfloat16"):
+            found.append(case.compute(case.arrays(element), None, element)["result"].tobytes())
+    kernels.select(None)
+    assert len(found) > 2 and len(set(found)) == 2
 
 
 def test_values_in_the_padding_do_not_reach_results():

@@ -30,6 +30,7 @@ CASES = {
     "depthwise, plain": Depthwise((2, 6, 7, 8), 12, plain=True, bias=False, num_group=3, **THREE),
     "up": Deconvolution((2, 64, 4, 4), 32, bias=False, **FOUR),
     "dense": Dense((5, 19), 21),
+    "dense, few rows": Dense((5, 1031), 21),
 }
 
 

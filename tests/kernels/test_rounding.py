@@ -111,6 +111,7 @@ def test_of_rounded_values_only_the_gradient_is_rounded():
     assert results["x"] == 2
 
 
+@pytest.mark.cpu_kind
 @needs_bfloat16
 @pytest.mark.parametrize("size", [1, 7, 4097, 100003])
 def test_the_cast_to_bfloat16_is_amp_casts_and_adds(size):

@@ -58,6 +58,7 @@ def test_deconvolutions_are_gradients_of_convolutions_rounded_once(case, native,
         np.testing.assert_allclose(actual, wanted, rtol=2e-3, atol=1e-3)
 
 
+@pytest.mark.cpu_kind
 @needs_bfloat16
 @pytest.mark.parametrize("without", ["the library", "the blocked layout"])
 def test_a_deconvolution_in_bfloat16_that_is_not_blocked(without, monkeypatch):

@@ -7,18 +7,12 @@ from gluon_amp.graph import own_operators as own
 from gluon_amp.lowering import lower
 from gluon_amp.policy import Policy, cast_pass
 from tests.lowering import ops
-from tests.marks import needs_layout
-from tests.training.runs.scripts import skip_without_native_bfloat16
+from tests.marks import needs_bfloat16, needs_layout
 
 import mxnet as mx
 from mxnet import nd
 
-pytestmark = needs_layout
-
-
-@pytest.fixture(autouse=True)
-def _bfloat16():
-    skip_without_native_bfloat16()
+pytestmark = [needs_layout, needs_bfloat16, pytest.mark.cpu_kind]
 
 
 def conv(data, name):

@@ -126,6 +126,7 @@ def values_and_gradients(symbol, shape):
     return [array.asnumpy() for array in [*outputs, *executor.grad_arrays]]
 
 
+@pytest.mark.cpu_kind
 @needs_bfloat16
 @pytest.mark.parametrize("symbol, shape", [
     *((rnn(mode), (3, 2, 4)) for mode in ("lstm", "gru", "rnn_tanh", "rnn_relu")),

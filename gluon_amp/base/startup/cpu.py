@@ -51,8 +51,8 @@ MXNET_DISABLE_MKLDNN_FUSE_CONV_RELU MXNET_DISABLE_MKLDNN_FUSE_CONV_SUM
 SETTINGS = {"MXNET_CPU_PARALLEL_SIZE": str(2**31 - 1), "MXNET_CPU_TEMP_COPY": "1"}
 AMX = {"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX"}
 
-# Parameters of glibc's mallopt: M_ARENA_MAX (the engine's thread would have an arena of its own, which
-# has no blocks of 64 MiB), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in bytes
+# Parameters of glibc's mallopt: M_ARENA_MAX (else the engine's thread has an arena of its own, with
+# blocks of less than 64 MiB), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in bytes
 MALLOC = {-8: 1, -3: 2**28, -1: 2**29}
 
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux on x86-64

@@ -3,18 +3,10 @@
 import os
 import time
 
-import pytest
-
-from gluon_amp.base import bfloat16
 from tests import ROOT
 
 # The fields of a summary that depend on the clock or on the machine's memory
 OF_THE_CLOCK = set("seconds train_seconds images_per_second waited_share peak_mebibytes".split())
-
-
-def skip_without_native_bfloat16():
-    if not bfloat16.is_native():
-        pytest.skip("bfloat16 is emulated here")
 
 
 def environment(**changes):
