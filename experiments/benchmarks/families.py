@@ -266,7 +266,7 @@ def tables(result: Dict[str, Any]) -> str:
                 parts += [
                     f"The products alone, at {2e-9 * peak:.0f} GFLOP/s, the float32 peak of this "
                     "machine:",
-                    _limits(results, kind, peak),
+                    limits(results, kind, peak),
                 ]
     if result["reorders"]:
         keys = ("network", "kind", "onednn", "own")
@@ -311,7 +311,7 @@ CELLS: Dict[str, Callable[[Values, Optional[Values]], str]] = {
 }
 
 
-def _limits(results: Results, kind: str, peak: float) -> str:
+def limits(results: Results, kind: str, peak: float) -> str:
     """Return the time of the products at the peak, and its share of the float32 cases."""
     rows = []
     for network in results.networks:

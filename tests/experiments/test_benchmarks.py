@@ -6,8 +6,11 @@ import sys
 
 import pytest
 
-from experiments.benchmarks import command, families, profile, work
+from experiments.benchmarks import command, families, limit, profile, work
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
+
+import mxnet as mx
+from mxnet.gluon import nn, rnn
 
 SMALL = (
     "--networks mobilenet0.25 --batch-size 2 --pixels 32 --rounds 2 --threads 1 --dtypes float32"
@@ -91,7 +94,9 @@ def test_small_families_beside_a_peer(benchmark, tmp_path, peer, monkeypatch):
     result = json.loads((tmp_path / "families-avx2.json").read_text())
     assert {"avx512f", "amx_bf16"}.isdisjoint(result["machine"]["instructions"])
     names = ("training, float32", "training, float32, amp.Trainer", "training, fused_float32")
-    names += ("training, PyTorch float32", "inference, float32", "image, float32")
+    names += ("training, PyTorch float32", "training, torch.compile float32")
+    names += ("inference, float32", "inference, fused_float32")
+    names += ("image, float32", "image, fused_float32")
     assert [one["label"] for one in result["cases"]] == [f"mobilenet0.25, {n}" for n in names]
     failed = "mobilenet0.25, image, PyTorch float32"
     assert result["left_out"][failed] == f"{failed}: no such network"
@@ -131,11 +136,39 @@ def test_a_network_that_is_built_here_is_trained(name, parameters):
         "training, float32, amp.Trainer",
         "training, fused_float32",
         "training, PyTorch float32",
+        "training, torch.compile float32",
     ]
     assert {case.optimizer for case in cases} == {"adam"}
     sizes = [p.shape for p in work.trained_parameters(cases[1]).values()]
     assert sum(math.prod(shape) for shape in sizes) == parameters
     assert work.train(cases[1])().applied
+
+
+@pytest.mark.parametrize(
+    ("make", "shape", "forward", "step"),
+    [
+        # 5 × 7 results of 2 × 3 × 3 products for each of 4 filters; the data has no gradient
+        (lambda: nn.Conv2D(4, 3, padding=1), (1, 2, 5, 7), 2520, 2 * 2520),
+        (lambda: nn.Dense(4), (3, 5), 60, 2 * 60),
+        (lambda: nn.Conv2DTranspose(4, 2, strides=2), (1, 3, 2, 5), 480, 2 * 480),
+        # 6 tokens, 4 gates of 5, with 3 inputs, 5 states and two biases
+        (lambda: rnn.LSTM(5), (2, 3, 3), 6 * 20 * 10, 2 * 6 * 20 * 10),
+    ],
+)
+def test_products_are_counted(make, shape, forward, step):
+    net, data = make(), mx.nd.ones(shape)
+    net.initialize()
+    net(data)
+    assert [limit.count(net, data, trains) for trains in (False, True)] == [forward, step]
+
+
+def test_the_time_of_the_products_is_beside_that_of_a_step():
+    cases = [
+        {"label": f"n, training, {variant}", "network": "n", "median_seconds": s, "products": 3e9}
+        for variant, s in ((families.STOCK, 0.1), (families.FUSED, 0.05))
+    ]
+    table = families.limits(families.Results(cases), "training", 1e11)
+    assert table.splitlines()[-1] == "| n | 30.0 | 0.30 | 0.60 |"
 
 
 @pytest.mark.parametrize(
