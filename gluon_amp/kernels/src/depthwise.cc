@@ -121,13 +121,13 @@ struct Plan {
   // the result's channel; and where its sources are in the buffers
   std::vector<int64_t> weights, offsets;
 
-  Plan(Axis of_rows, Axis of_columns, Side of_source, Side of_result, int64_t kernel_w, int64_t width)
+  Plan(Axis of_rows, Axis of_columns, Side of_source, Side of_result, int64_t kernel_w)
       : rows(std::move(of_rows)),
         columns(std::move(of_columns)),
         source(of_source),
         result(of_result),
         pitch(columns.reach(columns.most)) {
-    const int64_t row_bytes = pitch * width * source.each * sizeof(float);
+    const int64_t width = kernels().depthwise->width, row_bytes = pitch * width * source.each * sizeof(float);
     const int64_t kept = kBufferBytes / row_bytes - (rows.highest - rows.lowest + 1);
     at_once = std::min(rows.most, std::max<int64_t>(1, kept / rows.stride + 1));
     buffer_size = whole_cache_lines(rows.reach(at_once) * pitch * width);
@@ -276,8 +276,9 @@ LaneOffsets first_weights(const Plan& plan, const Slices& slices, int64_t slice,
 
 // Computes the results of a plan.
 template <typename T>
-void gather(const Convolution& shape, const Plan& plan, const DepthwiseKernels& kernels,
-            const T* source, const float* weights, const float* bias, T* result) {
+void gather(T, const Convolution& shape, const Plan& plan, const void* source, const float* weights,
+            const float* bias, void* result) {
+  const DepthwiseKernels& kernels = *gluon_amp::kernels().depthwise;
   const auto& loops = kernels.loops.of(T());
   const int64_t width = kernels.width, lanes = shape.lanes, taps = plan.weights.size();
   const Slices slices(lanes, plan.result.channels, width);
@@ -321,9 +322,10 @@ void gather(const Convolution& shape, const Plan& plan, const DepthwiseKernels& 
       const int64_t group = rest % slices.groups, image = rest / slices.groups;
       const int64_t i = group * slices.in_group + in_group;
       const int64_t first = chunk * at_once, last = std::min(plan.rows.most, first + at_once);
-      fill(loops, plan, origins, i, source + image * source_image, first, last, buffers);
+      const T* const sources = static_cast<const T*>(source) + image * source_image;
+      fill(loops, plan, origins, i, sources, first, last, buffers);
       const float* packed = all_packed + i * packed_size;
-      T* const out = result + (image * slices.groups + group) * result_plane + slices.first_lane(i);
+      T* const results = static_cast<T*>(result) + (image * slices.groups + group) * result_plane;
       for (const PhasePair& pair : plan.pairs) {
         GatheredRow row;
         row.stride = plan.columns.stride * width;
@@ -335,8 +337,8 @@ void gather(const Convolution& shape, const Plan& plan, const DepthwiseKernels& 
         for (int64_t m = first; m < std::min(last, pair.rows->count); ++m) {
           row.source = buffers + (m - first) * plan.rows.stride * plan.pitch * width;
           const int64_t y = pair.rows->first + m * pair.rows->step;
-          T* const at = out + (y * plan.columns.results + pair.columns->first) * lanes;
-          loops.gather(row, slices[i], at, pair.columns->step * lanes);
+          T* const out = results + (y * plan.columns.results + pair.columns->first) * lanes;
+          loops.gather(row, slices[i], out + slices.first_lane(i), pair.columns->step * lanes);
         }
       }
     }
@@ -347,8 +349,9 @@ void gather(const Convolution& shape, const Plan& plan, const DepthwiseKernels& 
 constexpr int64_t kTasks = 64;
 
 template <typename T>
-void correlate(const Convolution& shape, const Plan& plan, const DepthwiseKernels& kernels,
-               const T* data, const T* grad, float* weight_grad, float* bias_grad) {
+void correlate(T, const Convolution& shape, const Plan& plan, const void* data, const void* grad,
+               float* weight_grad, float* bias_grad) {
+  const DepthwiseKernels& kernels = *gluon_amp::kernels().depthwise;
   const auto& loops = kernels.loops.of(T());
   const int64_t width = kernels.width, lanes = shape.lanes, taps = plan.weights.size();
   const Slices slices(lanes, plan.result.channels, width);
@@ -379,9 +382,11 @@ void correlate(const Convolution& shape, const Plan& plan, const DepthwiseKernel
       for (int64_t unit = units * part / parts; unit < units * (part + 1) / parts; ++unit) {
         const int64_t image = unit / chunks, first = unit % chunks * at_once;
         const int64_t last = std::min(shape.out_height, first + at_once);
-        fill(loops, plan, origins, i, data + image * data_image, first, last, data_buffers);
+        const T* const sources = static_cast<const T*>(data) + image * data_image;
+        fill(loops, plan, origins, i, sources, first, last, data_buffers);
         const int64_t positions = (last - first) * shape.out_width;
-        const T* const own = grad + (image * slices.groups + slices.group(i)) * grad_plane +
+        const T* const own = static_cast<const T*>(grad) +
+                             (image * slices.groups + slices.group(i)) * grad_plane +
                              first * shape.out_width * lanes + slices.first_lane(i);
         loops.load(own, lanes, positions, slices[i], grad_buffer);
         const Positions all{last - first, shape.out_width, shape.out_width * width,
@@ -407,44 +412,32 @@ void correlate(const Convolution& shape, const Plan& plan, const DepthwiseKernel
   }
 }
 
-Plan forward_plan(const Convolution& c, int64_t width) {
-  return Plan(forward_axis(c, 0), forward_axis(c, 1), data_side(c), result_side(c), c.kernel[1], width);
+Plan forward_plan(const Convolution& c) {
+  return Plan(forward_axis(c, 0), forward_axis(c, 1), data_side(c), result_side(c), c.kernel[1]);
 }
 
-Plan grad_plan(const Convolution& c, int64_t width) {
-  return Plan(grad_axis(c, 0), grad_axis(c, 1), result_side(c), data_side(c), c.kernel[1], width);
+Plan grad_plan(const Convolution& c) {
+  return Plan(grad_axis(c, 0), grad_axis(c, 1), result_side(c), data_side(c), c.kernel[1]);
 }
 
 }  // namespace
 
 void forward(const Convolution& c, Element element, const void* data, const float* weights, const float* bias,
              void* result) {
-  const auto& loops = *kernels().depthwise;
-  with_elements(element, [&](auto value) {
-    using T = decltype(value);
-    gather(c, forward_plan(c, loops.width), loops, static_cast<const T*>(data), weights, bias,
-           static_cast<T*>(result));
-  });
+  const Plan plan = forward_plan(c);
+  with_elements(element, [&](auto value) { gather(value, c, plan, data, weights, bias, result); });
 }
 
 void data_grad(const Convolution& c, Element element, const void* grad, const float* weights, void* result) {
-  const auto& loops = *kernels().depthwise;
-  with_elements(element, [&](auto value) {
-    using T = decltype(value);
-    gather(c, grad_plan(c, loops.width), loops, static_cast<const T*>(grad), weights, nullptr,
-           static_cast<T*>(result));
-  });
+  const Plan plan = grad_plan(c);
+  with_elements(element, [&](auto value) { gather(value, c, plan, grad, weights, nullptr, result); });
 }
 
 void weight_grad(const Convolution& c, Element element, const void* data, const void* grad, float* weight_grad,
                  float* bias_grad) {
   if (c.images == 0) return;
-  const auto& loops = *kernels().depthwise;
-  with_elements(element, [&](auto value) {
-    using T = decltype(value);
-    correlate(c, forward_plan(c, loops.width), loops, static_cast<const T*>(data), static_cast<const T*>(grad),
-              weight_grad, bias_grad);
-  });
+  const Plan plan = forward_plan(c);
+  with_elements(element, [&](auto value) { correlate(value, c, plan, data, grad, weight_grad, bias_grad); });
 }
 
 }  // namespace depthwise

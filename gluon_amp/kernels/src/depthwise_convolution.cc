@@ -26,6 +26,11 @@ Convolution convolution_of(const NodeAttrs& attrs, const mxnet::TShape& data) {
   return c;
 }
 
+const void* read_data(const Convolution& c, const NDArray& data) {
+  return moved(Purpose::kImages, values_of<char>(data), c.stored_data(), c.computed_data(), c.channels,
+               size_of_value(data));
+}
+
 // inputs: data, weight, bias
 void convolve(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
               const Arrays& outputs) {
@@ -34,8 +39,7 @@ void convolve(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
   const Convolution c = convolution_of(attrs, inputs[0].shape());
   const NDArray data = plain_copy(inputs[0]);
   const WideParameter weight(inputs[1]), bias(inputs.back());  // without a bias, the weight twice
-  const void* values = blocked_convolution::read_data(c, values_of<char>(data), size_of_value(data));
-  forward(c, element_of(attrs, data), values, weight.data(), c.bias ? bias.data() : nullptr,
+  forward(c, element_of(attrs, data), read_data(c, data), weight.data(), c.bias ? bias.data() : nullptr,
           result_of<char>(outputs[0]));
 }
 
@@ -51,17 +55,17 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& input
   const char* grads = values_of<char>(grad);
   if (req[1] != mxnet::kNullOp || bias) {
     std::vector<float> of_weight(outputs[1].shape().Size()), of_bias(c.filters);
-    const void* values = blocked_convolution::read_data(c, values_of<char>(data), bytes);
-    weight_grad(c, p.element, values, grads, of_weight.data(), bias ? of_bias.data() : nullptr);
+    weight_grad(c, p.element, read_data(c, data), grads, of_weight.data(), bias ? of_bias.data() : nullptr);
     parameter_gradient(outputs[1], req[1], p.rounds_to_half()).write(of_weight);
     if (bias) parameter_gradient(outputs[2], req[2], p.rounds_to_half()).write(of_bias);
   }
   if (req[0] == mxnet::kNullOp) return;
   Result target = result_for(p, outputs[0], req[0]);
-  const Blocked images = c.blocked_data();
-  void* blocked = c.plain_data ? scratch(Purpose::kImages, images.size() * bytes) : target.data();
-  data_grad(c, p.element, grads, weight.data(), blocked);
-  if (c.plain_data) to_plain(blocked, target.data(), c.channels, images, bytes);
+  const Blocked computed = c.computed_data(), stored = c.stored_data();
+  const bool moves = computed.lanes != stored.lanes;
+  void* result = moves ? scratch(Purpose::kImages, computed.size() * bytes) : target.data();
+  data_grad(c, p.element, grads, weight.data(), result);
+  if (moves) change_lanes(result, computed, target.data(), stored, c.channels, bytes);
   target.finish(false);
 }
 
