@@ -21,6 +21,7 @@
 
 namespace gluon_amp {
 namespace depthwise {
+namespace {
 
 using blocked_convolution::Convolution;
 
@@ -501,6 +502,7 @@ bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVec
   return true;
 }
 
+}  // namespace
 }  // namespace depthwise
 
 void register_depthwise() {
