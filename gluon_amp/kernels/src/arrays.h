@@ -56,40 +56,21 @@ T* result_of(const NDArray& output) {
 // Bytes of a value
 inline int size_of_value(const NDArray& array) { return mshadow::mshadow_sizeof(array.dtype()); }
 
-// Whether two descriptions of tensors of the same shape are of the same layout.
-inline bool alike(const dnnl_memory_desc_t& a, const dnnl_memory_desc_t& b) {
-  const auto &x = a.format_desc.blocking, &y = b.format_desc.blocking;
-  if (a.format_kind != dnnl_blocked || b.format_kind != dnnl_blocked) return false;
-  if (a.ndims != b.ndims || x.inner_nblks != y.inner_nblks) return false;
-  for (int i = 0; i < a.ndims; ++i) {
-    if (a.padded_dims[i] != b.padded_dims[i] || x.strides[i] != y.strides[i]) return false;
-  }
-  for (int i = 0; i < x.inner_nblks; ++i) {
-    if (x.inner_blks[i] != y.inner_blks[i] || x.inner_idxs[i] != y.inner_idxs[i]) return false;
-  }
-  return true;
-}
-
 // Float32 arrays of the same shape, read in the same layout: a blocked layout that all of them have,
 // otherwise the plain one.
 class SameLayout {
  public:
   explicit SameLayout(const std::vector<NDArray>& arrays) : arrays_(arrays) {
     blocked_ = true;
-    for (const auto& array : arrays) {
-      if (!array.IsMKLDNNData() || array.IsView()) blocked_ = false;
+    for (size_t i = 0; blocked_ && i < arrays.size(); ++i) {
+      blocked_ = arrays[i].IsMKLDNNData() && !arrays[i].IsView();
+      if (!blocked_) break;
+      const auto desc = describe(arrays[i].GetMKLDNNData());
+      if (i == 0) desc_ = desc;
+      blocked_ = dense(desc) && alike(desc_, desc);
+      data.push_back(first_value(arrays[i]));
     }
-    if (blocked_) desc_ = describe(arrays[0].GetMKLDNNData());
-    blocked_ = blocked_ && dense(desc_);
-    for (size_t i = 1; blocked_ && i < arrays.size(); ++i) {
-      const auto other = describe(arrays[i].GetMKLDNNData());
-      blocked_ = dense(other) && alike(desc_, other);
-    }
-    if (blocked_) {
-      for (const auto& array : arrays) data.push_back(first_value(array));
-    } else {
-      to_plain();
-    }
+    if (!blocked_) to_plain();
   }
 
   ~SameLayout() {

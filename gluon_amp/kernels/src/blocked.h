@@ -55,20 +55,9 @@ void with_elements(Element element, Body body) {
   element == Element::kHalf ? body(HalfValue()) : body(float());
 }
 
-// Moves images with `channels` channels between the plain layout (N, C, H, W) and the blocked one
-// (blocking.cc). A value has 2 or 4 bytes.
-void to_blocked(const void* plain, void* blocked, int64_t channels, const Blocked& shape, int bytes);
-void to_plain(const void* blocked, void* plain, int64_t channels, const Blocked& shape, int bytes);
-
-// Copies every `rows`th row and `columns`th column of whole images, or spreads such a part among zeros.
-void take_part(const char* all, const Blocked& whole, char* some, const Blocked& part, int64_t rows,
-               int64_t columns, int bytes);
-void spread_part(const char* some, const Blocked& part, char* all, const Blocked& whole, int64_t rows,
-                 int64_t columns, int bytes);
-
-// Copies images with `channels` channels to blocks of other lanes, and returns the copy. In one of the two
-// layouts, all channels are side by side. Lanes beyond the last channel become zeros.
-float* change_lanes(const float* from, const Blocked& old_shape, float* to, const Blocked& new_shape,
-                    int64_t channels);
+// Moves images with `channels` channels to blocks of other lanes (blocking.cc). With 1 lane they have the plain
+// layout (N, C, H, W); of two layouts with more, one has all channels side by side. A value has 2 or 4 bytes.
+void change_lanes(const void* from, const Blocked& old_shape, void* to, const Blocked& new_shape, int64_t channels,
+                  int bytes);
 
 }  // namespace gluon_amp

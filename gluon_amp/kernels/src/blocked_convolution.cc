@@ -5,6 +5,7 @@
 // weight as the parameter is stored, and writes its gradient in that form.
 #include "blocked_convolution.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 
@@ -63,22 +64,22 @@ Convolution parse(const NodeAttrs& attrs) {
   return result;
 }
 
-void set_data(const NodeAttrs& attrs, const mxnet::TShape& shape, Convolution* c) {
+void read_images(const NodeAttrs& attrs, const mxnet::TShape& shape, Convolution* c) {
   CHECK_EQ(shape.ndim(), c->plain_data ? 4 : 5) << attrs.op->name << ": the data has another layout";
   c->images = shape[0];
   c->height = shape[2];
   c->width = shape[3];
-  if (c->plain_data) {
-    c->channels = shape[1];
-    c->data_lanes = 0;
-  } else {
-    c->data_lanes = shape[4];
-    expect_lanes(attrs, c->data_lanes, c->channels);
-    CHECK(c->channels <= INT32_MAX && (c->channels - 1) / c->data_lanes + 1 == shape[1])
-        << attrs.op->name << ": the data does not have " << c->channels << " channels";
-  }
+  c->data_lanes = c->plain_data ? 0 : shape[4];
+  if (c->plain_data) c->channels = shape[1];
   CHECK(c->channels > 0 && c->height > 0 && c->width > 0) << attrs.op->name << ": the images are empty";
   CHECK_EQ(c->channels % c->groups, 0) << attrs.op->name << ": num_group does not divide the channels";
+  if (!c->plain_data) expect_lanes(attrs, c->data_lanes, c->channels);
+  CHECK(c->channels <= INT32_MAX && (c->plain_data || (c->channels - 1) / c->data_lanes + 1 == shape[1]))
+      << attrs.op->name << ": the data does not have " << c->channels << " channels";
+}
+
+void set_data(const NodeAttrs& attrs, const mxnet::TShape& shape, Convolution* c) {
+  read_images(attrs, shape, c);
   const auto size = [&](int64_t in, int i) {
     return (in + 2 * c->pad[i] - c->dilate[i] * (c->kernel[i] - 1) - 1) / c->stride[i] + 1;
   };
@@ -193,31 +194,42 @@ Pass forward_pass_of(const Convolution& c, dnnl_data_type_t dtype, dnnl_prop_kin
 
 // ---------------------------------------------------------------------------------- the operator
 
-const void* read_data(const Convolution& c, const void* values, int bytes) {
-  if (c.reads_plain() == c.plain_data) return values;
-  return moved(Purpose::kImages, c.plain_data, values, c.channels, c.blocked_data(), bytes);
+// Copies images of which one side has every position, and the other those at multiples of its steps. The
+// target's other positions become zeros.
+void move_part(const void* from, const Blocked& source, const Sizes& from_step, void* to, const Blocked& target,
+               const Sizes& to_step, int bytes) {
+  const int64_t size = target.lanes * bytes, in_step = from_step[1] * size, out_step = to_step[1] * size;
+  const bool spreads = target.size() > source.size();
+#pragma omp parallel for schedule(static) if (target.size() > 2 * kBlock)
+  for (int64_t i = 0; i < target.images * target.groups * target.height; ++i) {
+    const int64_t y = i % target.height, in_image = y / to_step[0] * from_step[0];
+    const int64_t row = i / target.height * source.height + in_image;
+    const char* in = static_cast<const char*>(from) + row * source.width * size;
+    char* out = static_cast<char*>(to) + i * target.width * size;
+    if (spreads) std::memset(out, 0, target.width * size);
+    const int64_t columns = y % to_step[0] ? 0 : std::min(source.width, target.width);
+    for (int64_t x = 0; x < columns; ++x) std::memcpy(out + x * out_step, in + x * in_step, size);
+  }
 }
 
 // Reads the data, of which `c` may be the convolution of a part.
 const void* read_data(const Convolution& whole, const Convolution& c, const Precision& p, const NDArray& array) {
   const char* values = values_of<char>(array);
-  int64_t size = array.shape().Size();
+  const Blocked stored = c.data_with(whole.stored_data().lanes);
   if (c.stride != whole.stride) {
-    const Blocked part = c.blocked_data();
     const int bytes = size_of_value(array);
-    size = part.size();
-    char* copy = static_cast<char*>(scratch(Purpose::kPart, size * bytes));
-    take_part(values, Blocked(array.shape()), copy, part, whole.stride[0], whole.stride[1], bytes);
-    values = copy;
+    void* copy = scratch(Purpose::kPart, stored.size() * bytes);
+    move_part(values, whole.stored_data(), whole.stride, copy, stored, c.stride, bytes);
+    values = static_cast<char*>(copy);
   }
-  return read_data(c, read(p, values, size, Purpose::kWideImages), p.bytes());
+  const void* images = read(p, values, stored.size(), Purpose::kWideImages);
+  return moved(Purpose::kImages, images, stored, c.computed_data(), c.channels, p.bytes());
 }
 
 // Reads the gradient of the result likewise.
 const void* read_grad(const Convolution& c, const Precision& p, const NDArray& grad) {
   const void* values = read(p, grad, Purpose::kWideResult);
-  if (c.in_plain == c.plain_result) return values;
-  return moved(Purpose::kResult, c.plain_result, values, c.filters, c.blocked_result(), p.bytes());
+  return moved(Purpose::kResult, values, c.stored_result(), c.computed_result(), c.filters, p.bytes());
 }
 
 void write_result(const Convolution& whole, const Precision& p, dnnl_prop_kind_t kind,
@@ -229,25 +241,15 @@ void write_result(const Convolution& whole, const Precision& p, dnnl_prop_kind_t
   const Plan* plan = pass.plan.get();
   const auto packed = packed_weight(weight.array, plan->weight, p.element, weight.kept);
   const NDArray data = plain_copy(images);
-  const Blocked shape = c.blocked_result();
+  const Blocked computed = c.computed_result(), stored = whole.stored_result();
   Result target = result_for(p, output, req);
-  const bool side_by_side = c.nhwc && !whole.nhwc, moves = c.in_plain != c.plain_result || side_by_side;
-  const void* read = read_data(whole, c, p, data);
-  if (side_by_side && !c.plain_data) {
-    float* copy = static_cast<float*>(scratch(Purpose::kImages, c.blocked_data().size() * sizeof(float)));
-    read = change_lanes(static_cast<const float*>(read), whole.blocked_data(), copy, c.blocked_data(), c.channels);
-  }
-  void* result = moves ? scratch(Purpose::kResult, shape.size() * p.bytes()) : target.data();
-  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read},
+  const bool moves = computed.lanes != stored.lanes;
+  void* result = moves ? scratch(Purpose::kResult, computed.size() * p.bytes()) : target.data();
+  plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, read_data(whole, c, p, data)},
                             {DNNL_ARG_WEIGHTS, &plan->weight, packed->data()},
                             {DNNL_ARG_BIAS, &plan->bias, bias},
                             {DNNL_ARG_DST, &plan->result, result}});
-  if (side_by_side && !c.plain_result) {
-    change_lanes(static_cast<float*>(result), shape, static_cast<float*>(target.data()), whole.blocked_result(),
-                 c.filters);
-  } else if (moves) {
-    (c.plain_result ? to_plain : to_blocked)(result, target.data(), c.filters, shape, p.bytes());
-  }
+  if (moves) change_lanes(result, computed, target.data(), stored, c.filters, p.bytes());
   target.finish(rounds);
 }
 
@@ -258,21 +260,17 @@ void write_data_grad(const Convolution& whole, const Precision& p, const NDArray
   const Convolution& c = pass.c;
   const Plan* plan = pass.plan.get();
   const auto packed = packed_weight(weight.array, plan->weight, p.element, weight.kept);
-  const Blocked shape = c.blocked_data();
+  const Blocked computed = c.computed_data(), stored = whole.stored_data();
   const void* grads = read_grad(c, p, grad);
   Result target = result_for(p, output, req);
-  const bool moves = c.in_plain != c.plain_data, spreads = c.stride != whole.stride;
-  void* result = moves || spreads ? scratch(Purpose::kImages, shape.size() * p.bytes()) : target.data();
+  const bool moves = computed.lanes != stored.lanes, spreads = c.stride != whole.stride;
+  void* result = moves || spreads ? scratch(Purpose::kImages, computed.size() * p.bytes()) : target.data();
   plan->primitive->execute({{DNNL_ARG_DIFF_DST, &plan->result, grads},
                             {DNNL_ARG_WEIGHTS, &plan->weight, packed->data()},
                             {DNNL_ARG_DIFF_SRC, &plan->data, result}});
-  if (moves) (c.plain_data ? to_plain : to_blocked)(result, target.data(), c.channels, shape, p.bytes());
-  const Blocked images = blocked(whole).blocked_data();
-  if (spreads) {
-    spread_part(static_cast<char*>(result), shape, target.data<char>(), images, whole.stride[0], whole.stride[1],
-                p.bytes());
-  }
-  if (finish) finish(target.data(), images);
+  if (moves) change_lanes(result, computed, target.data(), stored, c.channels, p.bytes());
+  if (spreads) move_part(result, computed, c.stride, target.data(), stored, whole.stride, p.bytes());
+  if (finish) finish(target.data(), stored);
   target.finish();
 }
 

@@ -23,27 +23,30 @@ struct Convolution {
   bool in_plain;      // computed in the plain layout
   bool plain_result;  // the result is stored in the plain layout, or the data of a deconvolution
 
-  Blocked blocked_data() const {
-    return Blocked(blocked_shape(images, channels, height, width, data_lanes));
+  bool reads_plain() const { return in_plain || data_lanes == 0; }
+  Blocked data_with(int64_t lanes) const {
+    return Blocked(blocked_shape(images, channels, height, width, lanes));
   }
-  Blocked blocked_result() const {
+  Blocked result_with(int64_t lanes) const {
     return Blocked(blocked_shape(images, filters, out_height, out_width, lanes));
   }
-  bool reads_plain() const { return in_plain || data_lanes == 0; }
+  // As they are stored, and as the primitive reads and writes them; 1 lane is the plain layout
+  Blocked stored_data() const { return data_with(plain_data ? 1 : data_lanes); }
+  Blocked stored_result() const { return result_with(plain_result ? 1 : lanes); }
+  Blocked computed_data() const { return data_with(reads_plain() ? 1 : data_lanes); }
+  Blocked computed_result() const { return result_with(in_plain ? 1 : lanes); }
 };
 
 // oneDNN's kernels read 8 or 16 lanes, or all channels.
 void expect_lanes(const NodeAttrs& attrs, int64_t lanes, int64_t channels);
 
-// Reads a node's attributes; the sizes of the data follow from its shape.
+// Reads a node's attributes. The sizes of the data follow from its shape, and those of the result from them.
 Convolution parse(const NodeAttrs& attrs);
+void read_images(const NodeAttrs& attrs, const mxnet::TShape& shape, Convolution* c);
 void set_data(const NodeAttrs& attrs, const mxnet::TShape& shape, Convolution* c);
 
 // The same convolution of data in the blocked layout
 Convolution blocked(Convolution c);
-
-// Reads the data of a convolution, whose values have so many bytes, as its primitive does.
-const void* read_data(const Convolution& c, const void* values, int bytes);
 
 // The weight of a node, and how long it is kept
 struct Weight {

@@ -4,6 +4,7 @@
 // of the result. Both have the same weight. So the primitives are those of this convolution. MXNet's
 // operator calls oneDNN's deconvolution, whose gradients fail.
 #include <algorithm>
+#include <utility>
 #include <vector>
 
 #include "blocked_convolution.h"
@@ -19,23 +20,16 @@ using blocked_convolution::Convolution;
 // The convolution whose data has the shape of the deconvolution's result
 Convolution opposite(const NodeAttrs& attrs, const mxnet::TShape& data) {
   Convolution c = blocked_convolution::parse(attrs);
+  blocked_convolution::read_images(attrs, data, &c);
+  const int64_t lanes = !c.plain_data ? c.data_lanes : c.nhwc ? c.channels : c.lanes;
+  blocked_convolution::expect_lanes(attrs, lanes, c.channels);
+  c.data_lanes = c.lanes;
+  c.lanes = lanes;
+  std::swap(c.channels, c.filters);
   c.plain_result = c.plain_data;
   c.plain_data = c.bias = false;
-  CHECK_EQ(data.ndim(), c.plain_result ? 4 : 5) << attrs.op->name << ": the data has another layout";
-  c.data_lanes = c.lanes;
-  const int64_t filters = c.plain_result ? data[1] : c.channels;
-  c.channels = c.filters;
-  c.filters = filters;
-  CHECK(filters > 0 && filters <= INT32_MAX && filters % c.groups == 0)
-      << attrs.op->name << ": num_group does not divide the channels";
-  c.lanes = !c.plain_result ? data[4] : c.nhwc ? filters : c.lanes;
-  blocked_convolution::expect_lanes(attrs, c.lanes, filters);
-  CHECK(c.plain_result || (filters - 1) / c.lanes + 1 == data[1])
-      << attrs.op->name << ": the data does not have " << filters << " channels";
-  c.images = data[0];
-  c.out_height = data[2];
-  c.out_width = data[3];
-  CHECK(c.out_height > 0 && c.out_width > 0) << attrs.op->name << ": the images are empty";
+  c.out_height = c.height;
+  c.out_width = c.width;
   const Sizes adj = pair_of(attrs, "adj", 0, 0, INT32_MAX);
   const auto size = [&](int64_t in, int i) {
     CHECK_LT(adj[i], c.stride[i]) << attrs.op->name << ": adj must be less than the stride";

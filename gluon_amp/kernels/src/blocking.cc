@@ -19,13 +19,8 @@ namespace {
 
 // Sets what the sizes of images in one layout say about those in the other.
 bool relate_layouts(const NodeAttrs& attrs, mxnet::TShape& plain, mxnet::TShape& blocked) {
-  const int images_height_width[][2] = {{0, 0}, {2, 2}, {3, 3}};
-  for (const auto& i : images_height_width) share_size(attrs, plain, i[0], blocked, i[1]);
-  if (mxnet::dim_size_is_known(plain, 1) && mxnet::dim_size_is_known(blocked, 4)) {
-    const int64_t channels = plain[1], lanes = blocked[4];
-    CHECK(channels > 0 && lanes > 0) << attrs.op->name << " expects at least one channel and lane";
-    set_size(attrs, blocked, 1, (channels - 1) / lanes + 1);
-  }
+  for (int common : {0, 2, 3}) share_size(attrs, plain, common, blocked, common);
+  if (mxnet::dim_size_is_known(plain, 1)) set_groups(attrs, blocked, plain[1]);
   return mxnet::shape_is_known(plain) && mxnet::shape_is_known(blocked);
 }
 
@@ -129,60 +124,30 @@ void add_move(const std::string& name, const InferShape& infer) {
 
 }  // namespace
 
-void to_blocked(const void* plain, void* blocked, int64_t channels, const Blocked& shape, int bytes) {
-  move_values<true>(plain, blocked, channels, shape, bytes);
-}
-
-void to_plain(const void* blocked, void* plain, int64_t channels, const Blocked& shape, int bytes) {
-  move_values<false>(blocked, plain, channels, shape, bytes);
-}
-
-void take_part(const char* all, const Blocked& whole, char* some, const Blocked& part, int64_t rows,
-               int64_t columns, int bytes) {
-  const int64_t size = part.lanes * bytes;
-#pragma omp parallel for schedule(static) if (part.size() > 2 * kBlock)
-  for (int64_t i = 0; i < part.images * part.groups * part.height; ++i) {
-    const char* from = all + (i / part.height * whole.height + i % part.height * rows) * whole.width * size;
-    for (int64_t x = 0; x < part.width; ++x) {
-      std::memcpy(some + (i * part.width + x) * size, from + x * columns * size, size);
-    }
-  }
-}
-
-void spread_part(const char* some, const Blocked& part, char* all, const Blocked& whole, int64_t rows,
-                 int64_t columns, int bytes) {
-  const int64_t size = part.lanes * bytes;
-#pragma omp parallel for schedule(static) if (whole.size() > 2 * kBlock)
-  for (int64_t i = 0; i < whole.images * whole.groups * whole.height; ++i) {
-    const int64_t row = i / whole.height * part.height + i % whole.height / rows;
-    char* to = all + i * whole.width * size;
-    std::memset(to, 0, whole.width * size);
-    for (int64_t x = 0; i % whole.height % rows == 0 && x < part.width; ++x) {
-      std::memcpy(to + x * columns * size, some + (row * part.width + x) * size, size);
-    }
-  }
-}
-
-float* change_lanes(const float* from, const Blocked& old_shape, float* to, const Blocked& new_shape,
-                    int64_t channels) {
-  const int64_t width = old_shape.width, height = old_shape.height, run = std::min(old_shape.lanes, new_shape.lanes);
+void change_lanes(const void* from, const Blocked& old_shape, void* to, const Blocked& new_shape, int64_t channels,
+                  int bytes) {
+  if (old_shape.lanes == 1) return move_values<true>(from, to, channels, new_shape, bytes);
+  if (new_shape.lanes == 1) return move_values<false>(from, to, channels, old_shape, bytes);
+  const int64_t width = old_shape.width, height = old_shape.height;
+  const int64_t run = std::min(old_shape.lanes, new_shape.lanes);
+  const int64_t old_step = old_shape.lanes * bytes, new_step = new_shape.lanes * bytes;
   const auto start = [&](const Blocked& shape, int64_t row, int64_t channel) {
     const int64_t group = row / height * shape.groups + channel / shape.lanes;
-    return (group * height + row % height) * width * shape.lanes + channel % shape.lanes;
+    return ((group * height + row % height) * width * shape.lanes + channel % shape.lanes) * bytes;
   };
 #pragma omp parallel for schedule(static) if (old_shape.size() > 2 * kBlock)
   for (int64_t row = 0; row < old_shape.images * height; ++row) {
     for (int64_t channel = 0; channel < channels; channel += run) {
       const int64_t count = std::min(run, channels - channel);
       const int64_t zeros = channel + count == channels ? new_shape.groups * new_shape.lanes - channels : 0;
-      const float* source = from + start(old_shape, row, channel);
-      float* target = to + start(new_shape, row, channel);
-      for (int64_t i = 0; i < width; ++i, source += old_shape.lanes, target += new_shape.lanes) {
-        std::fill(std::copy(source, source + count, target), target + count + zeros, 0.f);
+      const char* source = static_cast<const char*>(from) + start(old_shape, row, channel);
+      char* target = static_cast<char*>(to) + start(new_shape, row, channel);
+      for (int64_t i = 0; i < width; ++i) {
+        std::memcpy(target + i * new_step, source + i * old_step, count * bytes);
+        if (zeros > 0) std::memset(target + i * new_step + count * bytes, 0, zeros * bytes);
       }
     }
   }
-  return to;
 }
 
 void register_blocking() {

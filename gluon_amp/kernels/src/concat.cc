@@ -4,6 +4,7 @@
 // in the result. The attribute `lanes` is the number of lanes of the result, 0 for all channels in one group.
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -32,12 +33,6 @@ std::vector<int64_t> channels_of(const NodeAttrs& attrs) {
     CHECK(0 < count && count <= INT32_MAX) << attrs.op->name << ": channels";
   }
   return channels;
-}
-
-int64_t total_of(const std::vector<int64_t>& channels) {
-  int64_t sum = 0;
-  for (int64_t count : channels) sum += count;
-  return sum;
 }
 
 std::vector<Part> parts_of(const NodeAttrs& attrs, const Arrays& narrow, const NDArray& wide) {
@@ -146,17 +141,10 @@ void split(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const
        size_of_value(inputs[0]));
 }
 
-// Sets the number of groups from those of channels and lanes.
-void set_groups(const NodeAttrs& attrs, mxnet::TShape& shape, int64_t channels) {
-  if (!mxnet::dim_size_is_known(shape, 4)) return;
-  CHECK_GT(shape[4], 0) << attrs.op->name << " expects at least one lane";
-  set_size(attrs, shape, 1, (channels - 1) / shape[4] + 1);
-}
-
 bool infer_concat(const NodeAttrs& attrs, mxnet::ShapeVector& narrow, mxnet::ShapeVector& result) {
   mxnet::TShape& wide = result.at(0);
   const auto channels = channels_of(attrs);
-  const int64_t lanes = lanes_of(attrs), all = total_of(channels);
+  const int64_t lanes = lanes_of(attrs), all = std::accumulate(channels.begin(), channels.end(), int64_t{0});
   set_rank(attrs, wide, 5);
   set_size(attrs, wide, 4, lanes == 0 ? all : lanes);
   // Twice, since a size that is known only for the last array holds for the first, too.

@@ -16,12 +16,6 @@
 namespace gluon_amp {
 namespace {
 
-// The last number of an attribute such as "(2, 3)"; 1 if the node does not have it.
-int64_t last_number(const NodeAttrs& attrs, const std::string& name) {
-  const auto numbers = integers_of(attrs, name);
-  return numbers.empty() ? 1 : numbers.back();
-}
-
 NDArray new_float32(const mxnet::TShape& shape) {
   const std::vector<uint32_t> sizes(shape.begin(), shape.end());
   NDArrayHandle handle;
@@ -48,7 +42,8 @@ void convolve_grad(const NodeAttrs& attrs, const OpContext& context, const Array
                    const Requests& req, const Arrays& outputs) {
   const Compute& compute = compute_of("_backward_Convolution");
   const mxnet::TShape& data = inputs[1].shape();
-  if (data[data.ndim() - 1] >= last_number(attrs, "stride")) {
+  const auto strides = integers_of(attrs, "stride");
+  if (data[data.ndim() - 1] >= (strides.empty() ? 1 : strides.back())) {
     return compute(attrs, context, inputs, req, outputs);
   }
   Arrays wide_inputs, wide_outputs;

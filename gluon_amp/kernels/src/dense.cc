@@ -50,7 +50,8 @@ constexpr int64_t kFewRows = 32, kManyColumns = 1024;
 // The result of a product of few rows, with the weight as narrow as its values
 void multiply_rows(const Dense& d, const Precision& p, const NDArray& data, const NDArray& weight, Kept kept,
                    const float* bias, float* out) {
-  const auto packed = packed_weight(weight, plain_desc({d.hidden, d.columns}, stored_type(p.element)), p.element, kept);
+  const auto desc = plain_desc({d.hidden, d.columns}, stored_type(p.element));
+  const auto packed = packed_weight(weight, desc, p.element, kept);
   const float* values = static_cast<const float*>(read(p, data, Purpose::kWideImages));
   const auto multiply = kernels().few_rows->multiply[static_cast<int>(p.element)];
   constexpr int64_t kAtOnce = 24;  // rows of the weight

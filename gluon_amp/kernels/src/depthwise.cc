@@ -1,12 +1,11 @@
 // Convolutions with few channels in a group, of images in the blocked layout: plans and threads around the
 // loops of depthwise_kernels.h. In depthwise convolutions, each channel is a group. Products and sums are in
-// float32, and results are rounded once. No result depends on the number of threads.
+// float32, and results are rounded once. No result depends on the number of threads. The operator has the
+// attributes of _gluon_amp_blocked_convolution, and its result the lanes of its data.
 //
 // Each task copies some rows of one image, `width` of its channels, to a buffer in float32 with zeros
 // around the image. So the loops need not know about borders, and a value is converted once although
 // several results read it. The buffer stays in the L2 cache.
-#include "depthwise.h"
-
 #include <omp.h>
 
 #include <algorithm>
@@ -14,13 +13,17 @@
 #include <utility>
 #include <vector>
 
-#include "blocked.h"
+#include "blocked_convolution.h"
 #include "kernels.h"
 #include "memory.h"
+#include "products.h"
+#include "values.h"
 
 namespace gluon_amp {
 namespace depthwise {
 namespace {
+
+using blocked_convolution::Convolution;
 
 constexpr int64_t kBufferBytes = 96 << 10;
 
@@ -121,13 +124,13 @@ struct Plan {
   // the result's channel; and where its sources are in the buffers
   std::vector<int64_t> weights, offsets;
 
-  Plan(Axis of_rows, Axis of_columns, Side of_source, Side of_result, int64_t kernel_w, int64_t width)
+  Plan(Axis of_rows, Axis of_columns, Side of_source, Side of_result, int64_t kernel_w)
       : rows(std::move(of_rows)),
         columns(std::move(of_columns)),
         source(of_source),
         result(of_result),
         pitch(columns.reach(columns.most)) {
-    const int64_t row_bytes = pitch * width * source.each * sizeof(float);
+    const int64_t width = kernels().depthwise->width, row_bytes = pitch * width * source.each * sizeof(float);
     const int64_t kept = kBufferBytes / row_bytes - (rows.highest - rows.lowest + 1);
     at_once = std::min(rows.most, std::max<int64_t>(1, kept / rows.stride + 1));
     buffer_size = whole_cache_lines(rows.reach(at_once) * pitch * width);
@@ -274,10 +277,12 @@ LaneOffsets first_weights(const Plan& plan, const Slices& slices, int64_t slice,
   return result;
 }
 
-// Computes the results of a plan.
+// Computes the results of a plan. Weights and bias, or null, are float32, and rounded to the values of the
+// images. The padding of sources may hold any values, that of results is 0.
 template <typename T>
-void gather(const Convolution& shape, const Plan& plan, const DepthwiseKernels& kernels,
-            const T* source, const float* weights, const float* bias, T* result) {
+void gather(T, const Convolution& shape, const Plan& plan, const void* source, const float* weights,
+            const float* bias, void* result) {
+  const DepthwiseKernels& kernels = *gluon_amp::kernels().depthwise;
   const auto& loops = kernels.loops.of(T());
   const int64_t width = kernels.width, lanes = shape.lanes, taps = plan.weights.size();
   const Slices slices(lanes, plan.result.channels, width);
@@ -321,9 +326,11 @@ void gather(const Convolution& shape, const Plan& plan, const DepthwiseKernels& 
       const int64_t group = rest % slices.groups, image = rest / slices.groups;
       const int64_t i = group * slices.in_group + in_group;
       const int64_t first = chunk * at_once, last = std::min(plan.rows.most, first + at_once);
-      fill(loops, plan, origins, i, source + image * source_image, first, last, buffers);
+      const T* const sources = static_cast<const T*>(source) + image * source_image;
+      fill(loops, plan, origins, i, sources, first, last, buffers);
       const float* packed = all_packed + i * packed_size;
-      T* const out = result + (image * slices.groups + group) * result_plane + slices.first_lane(i);
+      T* const plane = static_cast<T*>(result) + (image * slices.groups + group) * result_plane;
+      T* const out = plane + slices.first_lane(i);
       for (const PhasePair& pair : plan.pairs) {
         GatheredRow row;
         row.stride = plan.columns.stride * width;
@@ -343,12 +350,14 @@ void gather(const Convolution& shape, const Plan& plan, const DepthwiseKernels& 
   }
 }
 
-// Gradients are summed by parts of the images, whose number does not depend on that of the threads.
+// Gradients of weight and bias, or null, are float32, and not rounded. They are summed by parts of the images,
+// whose number does not depend on that of the threads.
 constexpr int64_t kTasks = 64;
 
 template <typename T>
-void correlate(const Convolution& shape, const Plan& plan, const DepthwiseKernels& kernels,
-               const T* data, const T* grad, float* weight_grad, float* bias_grad) {
+void correlate(T, const Convolution& shape, const Plan& plan, const void* data, const void* grad,
+               float* weight_grad, float* bias_grad) {
+  const DepthwiseKernels& kernels = *gluon_amp::kernels().depthwise;
   const auto& loops = kernels.loops.of(T());
   const int64_t width = kernels.width, lanes = shape.lanes, taps = plan.weights.size();
   const Slices slices(lanes, plan.result.channels, width);
@@ -379,9 +388,11 @@ void correlate(const Convolution& shape, const Plan& plan, const DepthwiseKernel
       for (int64_t unit = units * part / parts; unit < units * (part + 1) / parts; ++unit) {
         const int64_t image = unit / chunks, first = unit % chunks * at_once;
         const int64_t last = std::min(shape.out_height, first + at_once);
-        fill(loops, plan, origins, i, data + image * data_image, first, last, data_buffers);
+        const T* const sources = static_cast<const T*>(data) + image * data_image;
+        fill(loops, plan, origins, i, sources, first, last, data_buffers);
         const int64_t positions = (last - first) * shape.out_width;
-        const T* const own = grad + (image * slices.groups + slices.group(i)) * grad_plane +
+        const T* const own = static_cast<const T*>(grad) +
+                             (image * slices.groups + slices.group(i)) * grad_plane +
                              first * shape.out_width * lanes + slices.first_lane(i);
         loops.load(own, lanes, positions, slices[i], grad_buffer);
         const Positions all{last - first, shape.out_width, shape.out_width * width,
@@ -407,45 +418,96 @@ void correlate(const Convolution& shape, const Plan& plan, const DepthwiseKernel
   }
 }
 
-Plan forward_plan(const Convolution& c, int64_t width) {
-  return Plan(forward_axis(c, 0), forward_axis(c, 1), data_side(c), result_side(c), c.kernel[1], width);
+Plan forward_plan(const Convolution& c) {
+  return Plan(forward_axis(c, 0), forward_axis(c, 1), data_side(c), result_side(c), c.kernel[1]);
 }
 
-Plan grad_plan(const Convolution& c, int64_t width) {
-  return Plan(grad_axis(c, 0), grad_axis(c, 1), result_side(c), data_side(c), c.kernel[1], width);
+Plan grad_plan(const Convolution& c) {
+  return Plan(grad_axis(c, 0), grad_axis(c, 1), result_side(c), data_side(c), c.kernel[1]);
+}
+
+// ----------------------------------------------------------------------------------- the operator
+
+// Positions under a kernel moved along one row. They are copied at once.
+constexpr int64_t kMostPositions = 1 << 22;
+
+Convolution convolution_of(const NodeAttrs& attrs, const mxnet::TShape& data) {
+  Convolution c = blocked_convolution::parse(attrs);
+  blocked_convolution::set_data(attrs, data, &c);
+  c = blocked_convolution::blocked(c);
+  CHECK_EQ(c.data_lanes, c.lanes) << attrs.op->name << ": data and result have different lanes";
+  const int64_t rows = c.dilate[0] * (c.kernel[0] - 1) + 1, most = std::max(c.channels, c.filters) / c.groups;
+  CHECK_LE(rows, kMostPositions / (c.width + 2 * c.pad[1]) / most) << attrs.op->name
+                                                                    << ": the kernel is too large";
+  return c;
+}
+
+const void* read_data(const Convolution& c, const NDArray& data) {
+  return moved(Purpose::kImages, values_of<char>(data), c.stored_data(), c.computed_data(), c.channels,
+               size_of_value(data));
+}
+
+// inputs: data, weight, bias
+void convolve(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
+              const Arrays& outputs) {
+  if (req[0] == mxnet::kNullOp) return;
+  CHECK_NE(req[0], mxnet::kAddTo);
+  const Convolution c = convolution_of(attrs, inputs[0].shape());
+  const NDArray data = plain_copy(inputs[0]);
+  const WideParameter weight(inputs[1]), bias(inputs.back());  // without a bias, the weight twice
+  const Plan plan = forward_plan(c);
+  const void* values = read_data(c, data);
+  void* result = result_of<char>(outputs[0]);
+  with_elements(element_of(attrs, data), [&](auto value) {
+    gather(value, c, plan, values, weight.data(), c.bias ? bias.data() : nullptr, result);
+  });
+}
+
+// inputs: the gradient of the result, data, weight; outputs: the gradients of data, weight, bias
+void convolve_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
+                   const Arrays& outputs) {
+  const Convolution c = convolution_of(attrs, inputs[1].shape());
+  const NDArray grad = plain_copy(inputs[0]), data = plain_copy(inputs[1]);
+  const WideParameter weight(inputs[2]);
+  const bool bias = c.bias && req[2] != mxnet::kNullOp;
+  const Precision p(element_of(attrs, data));
+  const int bytes = size_of_value(data);
+  const char* grads = values_of<char>(grad);
+  if (req[1] != mxnet::kNullOp || bias) {
+    std::vector<float> of_weight(outputs[1].shape().Size()), of_bias(c.filters);
+    const Plan plan = forward_plan(c);
+    const void* values = read_data(c, data);
+    if (c.images > 0) {
+      with_elements(p.element, [&](auto value) {
+        correlate(value, c, plan, values, grads, of_weight.data(), bias ? of_bias.data() : nullptr);
+      });
+    }
+    parameter_gradient(outputs[1], req[1], p.rounds_to_half()).write(of_weight);
+    if (bias) parameter_gradient(outputs[2], req[2], p.rounds_to_half()).write(of_bias);
+  }
+  if (req[0] == mxnet::kNullOp) return;
+  Result target = result_for(p, outputs[0], req[0]);
+  const Blocked computed = c.computed_data(), stored = c.stored_data();
+  const bool moves = computed.lanes != stored.lanes;
+  void* result = moves ? scratch(Purpose::kImages, computed.size() * bytes) : target.data();
+  const Plan plan = grad_plan(c);
+  with_elements(p.element, [&](auto value) { gather(value, c, plan, grads, weight.data(), nullptr, result); });
+  if (moves) change_lanes(result, computed, target.data(), stored, c.channels, bytes);
+  target.finish(false);
+}
+
+bool infer_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::ShapeVector& out) {
+  if (!blocked_convolution::infer_shape(attrs, in, out)) return false;
+  convolution_of(attrs, in[0]);
+  return true;
 }
 
 }  // namespace
-
-void forward(const Convolution& c, Element element, const void* data, const float* weights, const float* bias,
-             void* result) {
-  const auto& loops = *kernels().depthwise;
-  with_elements(element, [&](auto value) {
-    using T = decltype(value);
-    gather(c, forward_plan(c, loops.width), loops, static_cast<const T*>(data), weights, bias,
-           static_cast<T*>(result));
-  });
-}
-
-void data_grad(const Convolution& c, Element element, const void* grad, const float* weights, void* result) {
-  const auto& loops = *kernels().depthwise;
-  with_elements(element, [&](auto value) {
-    using T = decltype(value);
-    gather(c, grad_plan(c, loops.width), loops, static_cast<const T*>(grad), weights, nullptr,
-           static_cast<T*>(result));
-  });
-}
-
-void weight_grad(const Convolution& c, Element element, const void* data, const void* grad, float* weight_grad,
-                 float* bias_grad) {
-  if (c.images == 0) return;
-  const auto& loops = *kernels().depthwise;
-  with_elements(element, [&](auto value) {
-    using T = decltype(value);
-    correlate(c, forward_plan(c, loops.width), loops, static_cast<const T*>(data), static_cast<const T*>(grad),
-              weight_grad, bias_grad);
-  });
-}
-
 }  // namespace depthwise
+
+void register_depthwise() {
+  add_product("_gluon_amp_depthwise", depthwise::convolve, depthwise::infer_shape,
+              depthwise::convolve_grad);
+}
+
 }  // namespace gluon_amp

@@ -39,30 +39,17 @@ struct Processor {
 const Kernels* find(int set) {
 #if defined(__x86_64__)
   const Processor processor;
-  if (set == 3 || set == 0) {
-    if (processor.avx512) return avx512_kernels();
-    if (set) return nullptr;
-  }
-  if (set == 2 || set == 0) {
-    if (processor.avx2) return avx2_kernels();
-    if (set) return nullptr;
-  }
+  if ((set == 3 || set == 0) && processor.avx512) return avx512_kernels();
+  if ((set == 2 || set == 0) && processor.avx2) return avx2_kernels();
 #endif
   return set <= 1 ? plain_kernels() : nullptr;
 }
 
-std::atomic<const Kernels*> selected{nullptr};
+std::atomic<const Kernels*> selected{find(0)};
 
 }  // namespace
 
-const Kernels& kernels() {
-  const Kernels* chosen = selected.load(std::memory_order_relaxed);
-  if (!chosen) {
-    chosen = find(0);
-    selected.store(chosen, std::memory_order_relaxed);
-  }
-  return *chosen;
-}
+const Kernels& kernels() { return *selected.load(std::memory_order_relaxed); }
 
 bool select_kernels(int set) {
   const Kernels* chosen = find(set);

@@ -6,8 +6,8 @@
 namespace gluon_amp {
 namespace {
 
-// Each sum has kLanes parts, whatever the instruction set, which are added by halves. Of float16 and bfloat16 values,
-// the products are exact, so that all instruction sets compute the same bits.
+// Each sum has kLanes parts, whatever the instruction set, which are added by halves. Of float16 and bfloat16
+// values, the products are exact, so that all instruction sets compute the same bits.
 constexpr int kLanes = 16, kVectors = kLanes / Many::width;
 constexpr int64_t kColumns = 2048;  // at once, so that the data stays in the cache
 

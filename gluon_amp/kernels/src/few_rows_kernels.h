@@ -7,9 +7,9 @@
 
 namespace gluon_amp {
 
-// out[r * stride + n] = bias[n] + the sum of data[r * columns + k] * weight[n * columns + k], for the rows n of the
-// weight from `first` to `last` - 1. `bias` may be null. oneDNN 2.4 rearranges the whole weight for such a product,
-// and reads it as wide as it computes.
+// out[r * stride + n] = bias[n] + the sum of data[r * columns + k] * weight[n * columns + k], for the rows n of
+// the weight from `first` to `last` - 1. `bias` may be null. oneDNN 2.4 rearranges the whole weight for such a
+// product, and reads it as wide as it computes.
 struct FewRowsProduct {
   const float* data;
   const void* weight;  // of Bfloat, half_bits or float

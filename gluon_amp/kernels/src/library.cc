@@ -20,7 +20,6 @@
 #include "dense.cc"
 #include "fork.cc"
 #include "depthwise.cc"
-#include "depthwise_convolution.cc"
 #include "norm.cc"
 #include "packed_weights.cc"
 #include "packing.cc"

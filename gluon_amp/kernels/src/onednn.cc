@@ -16,14 +16,6 @@ struct Description {
   dnnl_memory_desc_t data;
 };
 
-// The binary form of a dnnl::handle, such as dnnl::engine
-using Handle = std::shared_ptr<void>;
-
-// dnnl::primitive_desc: a handle and, in oneDNN 2.4, the handle of its iterator
-struct PrimitiveDescription {
-  Handle own, iterator;
-};
-
 // One entry of a std::unordered_map<int, dnnl::memory> of GCC 4.8, and the map itself
 struct Entry {
   Entry* next;
@@ -66,47 +58,12 @@ struct Stream {
   Stream() { construct_stream(&handle, &engine(), 0); }
 };
 
-class OnednnPrimitive : public Primitive {
- public:
-  OnednnPrimitive(const void* operation, const void* hint) {
-    construct_description(&description_, operation, nullptr, &engine(), hint, true);
-    if (description_.own) construct_primitive(&primitive_, description_.own.get());
-  }
-
-  bool supported() const { return static_cast<bool>(description_.own); }
-  const void* handle() const { return description_.own.get(); }
-
-  dnnl_memory_desc_t query(dnnl_query_t what) const override {
-    return query_md(&description_, what, 0).data;
-  }
-
-  void execute(std::initializer_list<Argument> arguments) const override {
-    static thread_local const Stream stream;
-    std::vector<Entry> entries(arguments.size());
-    size_t count = 0;
-    for (const Argument& argument : arguments) {
-      if (!argument.data) continue;
-      const Description desc{*argument.desc};
-      construct_memory(&entries[count].memory, &desc, &engine(), const_cast<void*>(argument.data));
-      entries[count].kind = argument.kind;
-      entries[count].next = nullptr;
-      if (count) entries[count - 1].next = &entries[count];
-      ++count;
-    }
-    const Map map{nullptr, 0, entries.data(), count, 1.f, 0};
-    execute_primitive(&primitive_, &stream.handle, map);
-  }
-
- private:
-  PrimitiveDescription description_;
-  Handle primitive_;
-};
-
-dnnl_memory_desc_t sized(const std::vector<int64_t>& sizes, dnnl_data_type_t dtype) {
+dnnl_memory_desc_t sized(const std::vector<int64_t>& sizes, dnnl_data_type_t dtype, dnnl_format_kind_t kind) {
   dnnl_memory_desc_t desc;
   std::memset(&desc, 0, sizeof desc);
   desc.ndims = static_cast<int>(sizes.size());
   desc.data_type = dtype;
+  desc.format_kind = kind;
   std::copy(sizes.begin(), sizes.end(), desc.dims);
   std::copy(sizes.begin(), sizes.end(), desc.padded_dims);
   return desc;
@@ -117,15 +74,36 @@ dnnl_memory_desc_t sized(const std::vector<int64_t>& sizes, dnnl_data_type_t dty
 dnnl_memory_desc_t describe(const void* memory) { return get_desc(memory).data; }
 
 std::shared_ptr<Primitive> Primitive::create(const void* operation, const Primitive* forward) {
-  const void* hint = forward ? static_cast<const OnednnPrimitive*>(forward)->handle() : nullptr;
-  auto created = std::make_shared<OnednnPrimitive>(operation, hint);
-  if (!created->supported()) return nullptr;
+  const void* hint = forward ? forward->description_.own.get() : nullptr;
+  auto created = std::make_shared<Primitive>();
+  auto& description = created->description_;
+  construct_description(&description, operation, nullptr, &engine(), hint, true);
+  if (!description.own) return nullptr;
+  construct_primitive(&created->primitive_, description.own.get());
   return created;
 }
 
+dnnl_memory_desc_t Primitive::query(dnnl_query_t what) const { return query_md(&description_, what, 0).data; }
+
+void Primitive::execute(std::initializer_list<Argument> arguments) const {
+  static thread_local const Stream stream;
+  std::vector<Entry> entries(arguments.size());
+  size_t count = 0;
+  for (const Argument& argument : arguments) {
+    if (!argument.data) continue;
+    const Description desc{*argument.desc};
+    construct_memory(&entries[count].memory, &desc, &engine(), const_cast<void*>(argument.data));
+    entries[count].kind = argument.kind;
+    entries[count].next = nullptr;
+    if (count) entries[count - 1].next = &entries[count];
+    ++count;
+  }
+  const Map map{nullptr, 0, entries.data(), count, 1.f, 0};
+  execute_primitive(&primitive_, &stream.handle, map);
+}
+
 dnnl_memory_desc_t plain_desc(const std::vector<int64_t>& sizes, dnnl_data_type_t dtype) {
-  dnnl_memory_desc_t desc = sized(sizes, dtype);
-  desc.format_kind = dnnl_blocked;
+  dnnl_memory_desc_t desc = sized(sizes, dtype, dnnl_blocked);
   int64_t stride = 1;
   for (int i = desc.ndims - 1; i >= 0; --i) {
     desc.format_desc.blocking.strides[i] = stride;
@@ -135,21 +113,18 @@ dnnl_memory_desc_t plain_desc(const std::vector<int64_t>& sizes, dnnl_data_type_
 }
 
 dnnl_memory_desc_t any_desc(const std::vector<int64_t>& sizes, dnnl_data_type_t dtype) {
-  dnnl_memory_desc_t desc = sized(sizes, dtype);
-  desc.format_kind = dnnl_format_kind_any;
-  return desc;
+  return sized(sizes, dtype, dnnl_format_kind_any);
 }
 
 dnnl_memory_desc_t blocked_desc(int64_t images, int64_t channels, int64_t height, int64_t width,
                                 int64_t lanes, dnnl_data_type_t dtype) {
-  dnnl_memory_desc_t desc = sized({images, channels, height, width}, dtype);
-  desc.format_kind = dnnl_blocked;
+  dnnl_memory_desc_t desc = sized({images, channels, height, width}, dtype, dnnl_blocked);
   auto& blocking = desc.format_desc.blocking;
   const bool nhwc = lanes == 0;
   if (nhwc) lanes = channels;
   const int64_t groups = (channels + lanes - 1) / lanes;
   blocking.strides[0] = groups * height * width * lanes;
-  blocking.strides[1] = height * width * lanes;
+  blocking.strides[1] = nhwc ? 1 : height * width * lanes;
   blocking.strides[2] = width * lanes;
   blocking.strides[3] = lanes;
   if (!nhwc) {
@@ -157,8 +132,6 @@ dnnl_memory_desc_t blocked_desc(int64_t images, int64_t channels, int64_t height
     blocking.inner_nblks = 1;
     blocking.inner_blks[0] = lanes;
     blocking.inner_idxs[0] = 1;
-  } else {
-    blocking.strides[1] = 1;
   }
   return desc;
 }
@@ -178,12 +151,21 @@ size_t bytes_of(const dnnl_memory_desc_t& desc) {
   return std::max(most, inner) * (wide ? 4 : 2);
 }
 
-bool is_plain(const dnnl_memory_desc_t& desc) {
-  int64_t stride = 1;
-  for (int i = desc.ndims - 1; i >= 0; stride *= desc.dims[i--]) {
-    if (desc.dims[i] != desc.padded_dims[i] || desc.format_desc.blocking.strides[i] != stride) return false;
+bool alike(const dnnl_memory_desc_t& a, const dnnl_memory_desc_t& b) {
+  const auto &x = a.format_desc.blocking, &y = b.format_desc.blocking;
+  if (a.format_kind != dnnl_blocked || b.format_kind != dnnl_blocked) return false;
+  if (a.ndims != b.ndims || x.inner_nblks != y.inner_nblks) return false;
+  for (int i = 0; i < a.ndims; ++i) {
+    if (a.padded_dims[i] != b.padded_dims[i] || x.strides[i] != y.strides[i]) return false;
   }
-  return desc.format_desc.blocking.inner_nblks == 0;
+  for (int i = 0; i < x.inner_nblks; ++i) {
+    if (x.inner_blks[i] != y.inner_blks[i] || x.inner_idxs[i] != y.inner_idxs[i]) return false;
+  }
+  return true;
+}
+
+bool is_plain(const dnnl_memory_desc_t& desc) {
+  return alike(desc, plain_desc({desc.dims, desc.dims + desc.ndims}, desc.data_type));
 }
 
 }  // namespace gluon_amp

@@ -127,9 +127,10 @@ Found find(const NDArray& weight, const Key& key) {
 
 std::shared_ptr<const Buffer> packed_weight(const NDArray& weight, const dnnl_memory_desc_t& desc,
                                             Element element, Kept kept) {
-  const bool exact = element == Element::kSingle && weight.dtype() == mshadow::kFloat32 && desc.data_type == dnnl_f32;
+  const bool single = weight.dtype() == mshadow::kFloat32 && desc.data_type == dnnl_f32;
   const bool half = weight.dtype() == mshadow::kFloat16 && desc.data_type == dnnl_f16;
-  if ((exact || half) && is_plain(desc) && !weight.IsMKLDNNData()) {
+  const bool exact = half || (single && element == Element::kSingle);
+  if (exact && is_plain(desc) && !weight.IsMKLDNNData()) {
     return std::make_shared<Buffer>(plain_data<void>(weight));
   }
   if (kept == Kept::kForOneUse) {

@@ -265,19 +265,13 @@ void turn_square(const float* in, float* out, int64_t side) {
 template <typename T>
 void turn_values(const T* forward, const dnnl_memory_desc_t& from, T* backward, const dnnl_memory_desc_t& to) {
   const Layout in(from), out(to);
-  const int64_t filters = in.of_filter.size(), channels = in.of_channel.size();
-  const int64_t side = in.side, rows = filters / side, columns = channels / side;
-  const int64_t count = in.groups * rows * columns;
-#pragma omp parallel for schedule(static) if (count > 8)
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t group = i / columns / rows, filter = i / columns % rows * side;
-    const int64_t channel = i % columns * side;
-    const T* squares = forward + in.of_group[group] + in.of_filter[filter] + in.of_channel[channel];
-    T* turned = backward + out.of_group[group] + out.of_filter[filter] + out.of_channel[channel];
+  each_block(in, [&](const Block& b) {
+    const T* squares = forward + in.of_group[b.group] + in.of_filter[b.filter] + in.of_channel[b.channel];
+    T* turned = backward + out.of_group[b.group] + out.of_filter[b.filter] + out.of_channel[b.channel];
     for (int64_t k = 0; k < in.positions; ++k) {
-      turn_square(squares + in.of_position[k], turned + out.of_position[k], side);
+      turn_square(squares + in.of_position[k], turned + out.of_position[k], in.side);
     }
-  }
+  });
 }
 
 }  // namespace

@@ -121,12 +121,13 @@ class Bias {
   std::vector<float> values_;
 };
 
-// Copies images from the plain layout to the blocked one, or back, into memory that the next copy for the
-// same purpose reuses.
-inline const void* moved(Purpose purpose, bool from_plain, const void* images, int64_t channels,
-                         const Blocked& shape, int bytes) {
-  void* copy = scratch(purpose, shape.size() * bytes);
-  (from_plain ? to_blocked : to_plain)(images, copy, channels, shape, bytes);
+// The images themselves, or a copy in blocks of other lanes, in memory that the next copy for the same purpose
+// reuses
+inline const void* moved(Purpose purpose, const void* images, const Blocked& from, const Blocked& to,
+                         int64_t channels, int bytes) {
+  if (from.lanes == to.lanes) return images;
+  void* copy = scratch(purpose, to.size() * bytes);
+  change_lanes(images, from, copy, to, channels, bytes);
   return copy;
 }
 

@@ -26,6 +26,13 @@ inline void share_size(const NodeAttrs& attrs, mxnet::TShape& a, int i, mxnet::T
   if (mxnet::dim_size_is_known(b, j)) set_size(attrs, a, i, b[j]);
 }
 
+// Sets the number of groups of a blocked shape from those of channels and lanes.
+inline void set_groups(const NodeAttrs& attrs, mxnet::TShape& blocked, int64_t channels) {
+  if (!mxnet::dim_size_is_known(blocked, 4)) return;
+  CHECK(channels > 0 && blocked[4] > 0) << attrs.op->name << " expects at least one channel and lane";
+  set_size(attrs, blocked, 1, (channels - 1) / blocked[4] + 1);
+}
+
 // A forged shape may have so many elements that their number is not one of 64 bits.
 inline void expect_addressable(const NodeAttrs& attrs, const mxnet::TShape& shape) {
   int64_t elements = 1;

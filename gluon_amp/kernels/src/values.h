@@ -83,14 +83,8 @@ class Result {
     const bool in_place = !adds_ && !wide_;
     if (!memory_ || (in_place && !(rounds && rounding_.values && dtype_ == mshadow::kFloat32))) return;
     const void* computed = data();
-    in_parallel(size_, [&](int64_t first, int64_t count) {
-      if (wide_ || dtype_ == mshadow::kFloat32) {
-        return write(static_cast<const float*>(computed) + first, first, count);
-      }
-      float wide[kBlock];
-      to_floats(computed, dtype_, first, wide, count);
-      write(wide, first, count);
-    });
+    const int dtype = wide_ ? static_cast<int>(mshadow::kFloat32) : dtype_;
+    in_parallel(size_, [&](int64_t first, int64_t count) { write(computed, dtype, first, count); });
   }
 
   // The array's memory, if float32 values need neither be converted nor added
@@ -104,6 +98,13 @@ class Result {
     for (int64_t i = 0; memory_ && i < count; i += kPiece) {
       write_piece(values + i, start + i, std::min(kPiece, count - i));
     }
+  }
+  // Writes at most kBlock values of a dtype, from number `first` of both on.
+  void write(const void* values, int dtype, int64_t first, int64_t count) const {
+    if (dtype == mshadow::kFloat32) return write(static_cast<const float*>(values) + first, first, count);
+    float wide[kBlock];
+    to_floats(values, dtype, first, wide, count);
+    write(wide, first, count);
   }
   void write(const std::vector<float>& values) const { write(values.data(), 0, values.size()); }
   void write_all(const float* values) const {
@@ -165,13 +166,8 @@ inline void convert_array(const NDArray& input, OpReqType req, const NDArray& ou
   const void* values = values_of<char>(plain);
   const int dtype = plain.dtype();
   in_parallel(plain.shape().Size(), [&](int64_t first, int64_t count) {
-    if (dtype == mshadow::kFloat32) {
-      return result.write(static_cast<const float*>(values) + first, first, count);
-    }
     if (float* out = result.direct()) return to_floats(values, dtype, first, out + first, count);
-    float wide[kBlock];
-    to_floats(values, dtype, first, wide, count);
-    result.write(wide, first, count);
+    result.write(values, dtype, first, count);
   });
 }
 
