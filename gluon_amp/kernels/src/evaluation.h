@@ -5,16 +5,8 @@
 #include "spans.h"
 #include "vector_math.h"
 
+namespace gluon_amp {
 namespace {
-
-using gluon_amp::Do;
-using gluon_amp::Instruction;
-using gluon_amp::Kind;
-using gluon_amp::kMaxInputs;
-using gluon_amp::kMaxValues;
-using gluon_amp::Operand;
-using gluon_amp::Program;
-using gluon_amp::Target;
 
 // ------------------------------------------------------------------------ programs in registers
 
@@ -53,8 +45,6 @@ struct Add {
   const E* other;
   template <typename V>
   V value(V x, int64_t i) const { return x + V::load(other + i); }
-  template <typename V>
-  V grad(V g, V, int64_t) const { return g; }
 };
 
 template <typename E>
@@ -338,3 +328,5 @@ class GradientSums {
 };
 
 }  // namespace
+
+}  // namespace gluon_amp

@@ -7,25 +7,26 @@
 namespace gluon_amp {
 namespace {
 
-// Calls body(function that rounds a One or a Many). The processor has instructions for float16.
-template <typename Body>
-inline void with_rounding(const Format& format, Body body) {
-  if (format == kFloat16) return body([](auto x) { return x.rounded(); });
-  body([f = format](auto x) { return rounded(x, f); });
+// Calls step(function that rounds, One or Many, i) for all elements. The processor has instructions for float16.
+template <typename Step>
+inline void each_rounded(int64_t n, const Format& format, Step step) {
+  const auto run = [=](auto to_format) {
+    each(0, n, [=](auto v, int64_t i) { step(to_format, v, i); });
+  };
+  if (format == kFloat16) return run([](auto x) { return x.rounded(); });
+  run([f = format](auto x) { return rounded(x, f); });
 }
 
 void round(const float* in, float* out, int64_t n, const Format& format) {
-  with_rounding(format, [=](auto to_format) {
-    each(0, n, [=](auto v, int64_t i) { to_format(v.load(in + i)).store(out + i); });
+  each_rounded(n, format, [=](auto to_format, auto v, int64_t i) {
+    to_format(v.load(in + i)).store(out + i);
   });
 }
 
 void round_scaled(const float* in, float* out, int64_t n, const Format& format, int exponent) {
   const float up = std::ldexp(1.f, exponent), down = std::ldexp(1.f, -exponent);
-  with_rounding(format, [=](auto to_format) {
-    each(0, n, [=](auto v, int64_t i) {
-      (to_format(v.load(in + i) * v.all(up)) * v.all(down)).store(out + i);
-    });
+  each_rounded(n, format, [=](auto to_format, auto v, int64_t i) {
+    (to_format(v.load(in + i) * v.all(up)) * v.all(down)).store(out + i);
   });
 }
 
@@ -41,19 +42,17 @@ float largest(const float* in, int64_t n) {
 }
 
 void round_relu(const float* in, float* out, int64_t n, const Format& format) {
-  with_rounding(format, [=](auto to_format) {
-    each(0, n, [=](auto v, int64_t i) { to_format(v.load(in + i)).or_zero().store(out + i); });
+  each_rounded(n, format, [=](auto to_format, auto v, int64_t i) {
+    to_format(v.load(in + i)).or_zero().store(out + i);
   });
 }
 
 void round_relu_grad(const float* grad, const float* result, float* out, int64_t n,
                      const Format& format) {
-  with_rounding(format, [=](auto to_format) {
-    each(0, n, [=](auto v, int64_t i) {
-      const auto g = v.load(grad + i);
-      // oneDNN multiplies by the slope of 0 or 1: inf and NaN become NaN, and -1 becomes -0.
-      to_format(g.where_positive(v.load(result + i), g * v.all(0))).store(out + i);
-    });
+  each_rounded(n, format, [=](auto to_format, auto v, int64_t i) {
+    const auto g = v.load(grad + i);
+    // oneDNN multiplies by the slope of 0 or 1: inf and NaN become NaN, and -1 becomes -0.
+    to_format(g.where_positive(v.load(result + i), g * v.all(0))).store(out + i);
   });
 }
 

@@ -39,8 +39,9 @@ void moments_of(const E* x, const Span& span, float* mean, float* squares, float
 template <typename E>
 void moments(const void* data, const Span& span, float* mean, float* squares, float* scratch) {
   const E* x = static_cast<const E*>(data);
-  if (repeats(span.lanes)) return moments_of<E, true>(x, span, mean, squares, scratch);
-  moments_of<E, false>(x, span, mean, squares, scratch);
+  with_repeats(span.lanes, [=, &span](auto repeats) {
+    moments_of<E, repeats.value>(x, span, mean, squares, scratch);
+  });
 }
 
 template <bool kRepeats>
@@ -87,25 +88,20 @@ const float* evaluate(Evaluation<E>& evaluation, const Normalized<E, false>& nor
   return evaluation.run(size);
 }
 
-template <typename E, bool kRepeats>
-bool forward_in_registers(const Program& program, const Span& span, const LaneConstants& constants,
-                          const Operand* inputs, E* out) {
-  return with_value<E>(program, inputs, [&](auto step) {
-    const NormTables<kRepeats> tables(span, constants);
-    const Normalized<E, kRepeats> normalized(inputs[0].data, tables);
-    each<kRepeats>(span, [=](auto v, int64_t i, int64_t j) {
-      step.value(normalized.at(v, i, j), i).store(out + i);
-    });
-  });
-}
-
 template <typename E>
 void forward(const Program& program, const Span& span, const LaneConstants& constants,
              const Operand* inputs, void* out) {
-  E* y = static_cast<E*>(out);
-  const bool common = repeats(span.lanes)
-                          ? forward_in_registers<E, true>(program, span, constants, inputs, y)
-                          : forward_in_registers<E, false>(program, span, constants, inputs, y);
+  E* const y = static_cast<E*>(out);
+  const bool common = with_repeats(span.lanes, [&](auto repeats) {
+    return with_value<E>(program, inputs, [&](auto step) {
+      constexpr bool kRepeats = decltype(repeats)::value;
+      const NormTables<kRepeats> tables(span, constants);
+      const Normalized<E, kRepeats> normalized(inputs[0].data, tables);
+      each<kRepeats>(span, [=](auto v, int64_t i, int64_t j) {
+        step.value(normalized.at(v, i, j), i).store(y + i);
+      });
+    });
+  });
   if (!common) {
     const NormTables<false> tables(span, constants);
     const Normalized<E, false> normalized(inputs[0].data, tables);
@@ -117,32 +113,10 @@ void forward(const Program& program, const Span& span, const LaneConstants& cons
   clear_padding(y, span);
 }
 
-template <typename E, bool kRepeats>
-bool sums_in_registers(const Program& program, const Span& span, const LaneConstants& constants,
-                       const void* grad, const void* result, const Operand* inputs, float* sum,
-                       float* product) {
-  return with_grad<E>(program, result, [&](auto step) {
-    const E* g = static_cast<const E*>(grad);
-    const NormTables<kRepeats> tables(span, constants);
-    const Normalized<E, kRepeats> normalized(inputs[0].data, tables);
-    LaneSums<kRepeats> sums(sum, span.lanes), products(product, span.lanes);
-    sum_pairs(span, sums, products, [=](auto v, int64_t i, int64_t j, auto& s) {
-      const auto centered = normalized.centered(v, i, j);
-      const auto gradient = step.grad(v.load(g + i), normalized.of_centered(centered, j), i);
-      s.a = s.a + gradient;
-      s.b = fused(gradient, centered, s.b);
-    });
-    sums.finish();
-    products.finish();
-  });
-}
-
 // The sums of a general program; the gradients of its inputs replace that of its result.
 template <typename E>
-void general_sums(const Program& program, const Span& span, const LaneConstants& constants,
-                  const void* grad, const Operand* inputs, const Target* targets, float* sum,
-                  float* product) {
-  const E* g = static_cast<const E*>(grad);
+void general_sums(const Program& program, const Span& span, const LaneConstants& constants, const E* g,
+                  const Operand* inputs, const Target* targets, float* sum, float* product) {
   const NormTables<false> tables(span, constants);
   const Normalized<E, false> normalized(inputs[0].data, tables);
   Evaluation<E> evaluation(program, span, inputs);
@@ -171,23 +145,31 @@ template <typename E>
 void sums(const Program& program, const Span& span, const LaneConstants& constants, const void* grad,
           const void* result, const Operand* inputs, const Target* targets, float* sum,
           float* product) {
-  const bool common =
-      repeats(span.lanes)
-          ? sums_in_registers<E, true>(program, span, constants, grad, result, inputs, sum, product)
-          : sums_in_registers<E, false>(program, span, constants, grad, result, inputs, sum, product);
+  const E* const g = static_cast<const E*>(grad);
+  const bool common = with_repeats(span.lanes, [&](auto repeats) {
+    return with_grad<E>(program, result, [&](auto step) {
+      constexpr bool kRepeats = decltype(repeats)::value;
+      const NormTables<kRepeats> tables(span, constants);
+      const Normalized<E, kRepeats> normalized(inputs[0].data, tables);
+      LaneSums<kRepeats> sums(sum, span.lanes), products(product, span.lanes);
+      sum_pairs(span, sums, products, [=](auto v, int64_t i, int64_t j, auto& s) {
+        const auto centered = normalized.centered(v, i, j);
+        const auto gradient = step.grad(v.load(g + i), normalized.of_centered(centered, j), i);
+        s.a = s.a + gradient;
+        s.b = fused(gradient, centered, s.b);
+      });
+      sums.finish();
+      products.finish();
+    });
+  });
   if (!common) {
-    return general_sums<E>(program, span, constants, grad, inputs, targets, sum, product);
+    return general_sums<E>(program, span, constants, g, inputs, targets, sum, product);
   }
   // In these programs, all inputs have the gradient of the normalized data.
   for (int v = 1; v < program.inputs; ++v) {
     for (int64_t k = 0; targets[v].sums && k < span.lanes; ++k) targets[v].sums[k] = sum[k];
   }
 }
-
-template <bool flag>
-struct Flag {
-  static constexpr bool value = flag;
-};
 
 // Writes the gradients of the data to `first`, and that of the normalized data to `second`.
 template <typename E, bool kRepeats, typename Step>
@@ -209,32 +191,25 @@ void write_gradients(const Span& span, const LaneConstants& constants, const voi
       fused(gradient, normalized.scale.at(v, j), rest).store(first + i);
     });
   };
-  if (first && second) run(Flag<true>(), Flag<true>());
-  if (first && !second) run(Flag<true>(), Flag<false>());
-  if (!first && second) run(Flag<false>(), Flag<true>());
-}
-
-template <typename E, bool kRepeats>
-void write_all(const Program& program, const Span& span, const LaneConstants& constants,
-               const void* grad, const void* result, const void* data, const Target* targets) {
-  E* first = static_cast<E*>(targets[0].data);
-  E* second = program.inputs > 1 ? static_cast<E*>(targets[1].data) : nullptr;
-  const bool common = with_grad<E>(program, result, [&](auto step) {
-    write_gradients<E, kRepeats>(span, constants, grad, data, step, first, second);
-  });
-  // Otherwise, `sums` has written the gradient of the normalized data, and all others.
-  if (common) return;
-  write_gradients<E, kRepeats>(span, constants, first, data, Nothing(), first, static_cast<E*>(nullptr));
+  if (first && second) run(std::true_type(), std::true_type());
+  if (first && !second) run(std::true_type(), std::false_type());
+  if (!first && second) run(std::false_type(), std::true_type());
 }
 
 template <typename E>
 void backward(const Program& program, const Span& span, const LaneConstants& constants,
               const void* grad, const void* result, const Operand* inputs, const Target* targets) {
-  if (repeats(span.lanes)) {
-    write_all<E, true>(program, span, constants, grad, result, inputs[0].data, targets);
-  } else {
-    write_all<E, false>(program, span, constants, grad, result, inputs[0].data, targets);
-  }
+  E* const none = nullptr;
+  E* const first = static_cast<E*>(targets[0].data);
+  E* const second = program.inputs > 1 ? static_cast<E*>(targets[1].data) : none;
+  with_repeats(span.lanes, [&](auto repeats) {
+    constexpr bool kRepeats = decltype(repeats)::value;
+    const bool common = with_grad<E>(program, result, [&](auto step) {
+      write_gradients<E, kRepeats>(span, constants, grad, inputs[0].data, step, first, second);
+    });
+    // Otherwise, `sums` has written the gradient of the normalized data, and all others.
+    if (!common) write_gradients<E, kRepeats>(span, constants, first, inputs[0].data, Nothing(), first, none);
+  });
   for (int v = 0; v < program.inputs; ++v) {
     if (targets[v].data) clear_padding(static_cast<E*>(targets[v].data), span);
   }

@@ -39,12 +39,9 @@ struct PoolingAttributes {
     if (adaptive) {
       CHECK(!max) << op << ": output_size is for averages";
       const auto sizes = integers_of(attrs, "output_size");
-      if (sizes.size() == 1) {
-        output_size.assign(2, sizes[0]);
-        CHECK(0 < sizes[0] && sizes[0] <= kLongest) << op << ": output_size is " << sizes[0];
-      } else {
-        output_size = pair_of(attrs, "output_size", 1, 1, kLongest);
-      }
+      const bool square = sizes.size() == 1;
+      output_size = square ? std::vector<int64_t>(2, sizes[0]) : pair_of(attrs, "output_size", 1, 1, kLongest);
+      CHECK(0 < output_size[0] && output_size[0] <= kLongest) << op << ": output_size is " << output_size[0];
     }
     if (adaptive || global) return;
     kernel = pair_of(attrs, "kernel", 0, 1, kLongest);
@@ -177,12 +174,12 @@ class PoolingTables {
   std::vector<float> divisors_, factors_;
 };
 
-// Calls body(plane, row) for all rows of all groups of all images, of `height` rows each.
+// Calls body(plane, row, the row's first element) for all rows of all groups of all images.
 template <typename Body>
-void each_row(const Blocked& images, int64_t height, Body body) {
-  const int64_t rows = images.images * images.groups * height;
+void each_row(const Blocked& images, Body body) {
+  const int64_t height = images.height, rows = images.images * images.groups * height;
 #pragma omp parallel for schedule(static) if (images.size() > 2 * kBlock)
-  for (int64_t i = 0; i < rows; ++i) body(i / height, i % height);
+  for (int64_t i = 0; i < rows; ++i) body(i / height, i % height, i * images.width * images.lanes);
 }
 
 // Writes zeros to the lanes behind the last channel.
@@ -195,20 +192,6 @@ void clear_padding(const Blocked& images, int64_t channels, T* values) {
       std::fill(last_group + i * images.lanes + used, last_group + (i + 1) * images.lanes, T());
     }
   }
-}
-
-template <typename T, typename Index>
-void max_pool(const MaxPooling<T, Index>& kernel, const PoolingTables& tables, const T* data, T* out,
-              Index* indices) {
-  const PoolingShape shape = tables.shape();
-  const Blocked result(tables.result);
-  const int64_t length = result.width * result.lanes;
-  each_row(result, result.height, [&](int64_t plane, int64_t row) {
-    const int64_t at = plane * result.plane() + row * length;
-    Index* row_indices = indices ? indices + at : nullptr;
-    kernel.forward(data + plane * tables.images.plane(), out + at, row_indices, row, shape);
-  });
-  if (tables.fills_padding()) clear_padding(result, tables.attributes.channels, out);
 }
 
 // Calls body(kernels, Index()) for the dtype of the indices.
@@ -224,24 +207,26 @@ void pool(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const 
   CHECK_EQ(tables.result, outputs[0].shape());
   const bool max = tables.attributes.max;
   if (tables.result.Size() == 0 || (req[0] == mxnet::kNullOp && !max)) return;
+  const PoolingShape shape = tables.shape();
+  const Blocked result(tables.result);
+  const int64_t plane_size = tables.images.plane();
   with_elements(element_of(attrs, inputs[0]), [&](auto element) {
     using T = decltype(element);
     const auto& kernel = kernels().pooling->of(element);
     const T* data = values_of<T>(inputs[0]);
     T* out = result_of<T>(outputs[0]);
     if (!max) {
-      const PoolingShape shape = tables.shape();
-      const Blocked result(tables.result);
-      each_row(result, result.height, [&](int64_t plane, int64_t row) {
-        T* to = out + plane * result.plane() + row * result.width * result.lanes;
-        kernel.avg(data + plane * tables.images.plane(), to, row, shape);
+      return each_row(result, [&](int64_t plane, int64_t row, int64_t at) {
+        kernel.avg(data + plane * plane_size, out + at, row, shape);
       });
-      return;
     }
     with_indices(kernel, tables.attributes, [&](const auto& kernel, auto index) {
       auto* indices = req[1] == mxnet::kNullOp ? nullptr : result_of<decltype(index)>(outputs[1]);
-      max_pool(kernel, tables, data, out, indices);
+      each_row(result, [&](int64_t plane, int64_t row, int64_t at) {
+        kernel.forward(data + plane * plane_size, out + at, indices ? indices + at : nullptr, row, shape);
+      });
     });
+    if (tables.fills_padding()) clear_padding(result, tables.attributes.channels, out);
   });
 }
 
@@ -260,21 +245,16 @@ void pool_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, c
     const auto& kernel = kernels().pooling->of(element);
     const T* out_grad = values_of<T>(inputs[0]);
     T* grad = result_of<T>(outputs[0]);
-    const auto each = [&](auto gather) {
-      each_row(images, images.height, [&](int64_t plane, int64_t row) {
-        T* to = grad + plane * images.plane() + row * images.width * images.lanes;
-        gather(plane * result.plane(), to, row);
-      });
-    };
     if (!tables.attributes.max) {
-      return each([&](int64_t first, T* to, int64_t row) {
-        kernel.avg_grad(out_grad + first, to, row, shape);
+      return each_row(images, [&](int64_t plane, int64_t row, int64_t at) {
+        kernel.avg_grad(out_grad + plane * result.plane(), grad + at, row, shape);
       });
     }
     with_indices(kernel, tables.attributes, [&](const auto& kernel, auto index) {
       const auto* indices = values_of<decltype(index)>(inputs[1]);
-      each([&](int64_t first, T* to, int64_t row) {
-        kernel.backward(out_grad + first, indices + first, to, row, shape);
+      each_row(images, [&](int64_t plane, int64_t row, int64_t at) {
+        const int64_t first = plane * result.plane();
+        kernel.backward(out_grad + first, indices + first, grad + at, row, shape);
       });
     });
   });
@@ -287,10 +267,8 @@ bool infer_pooled_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::S
   const PoolingAttributes pooling(attrs);
   if (!mxnet::shape_is_known(in[0])) return false;
   CHECK_EQ(in[0].ndim(), 5) << attrs.op->name << " expects arrays of 5 dimensions";
-  mxnet::TShape expected = pooled_shape(attrs, pooling, Blocked(in[0]));
-  std::vector<mxnet::TShape*> shapes{&expected};
-  for (auto& shape : out) shapes.push_back(&shape);
-  return unify(attrs, shapes);
+  mxnet::ShapeVector expected{pooled_shape(attrs, pooling, Blocked(in[0]))};
+  return infer_one_shape(attrs, expected, out);
 }
 
 bool infer_pooled_type(const NodeAttrs& attrs, Ints& in, Ints& out) {

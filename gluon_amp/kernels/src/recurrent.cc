@@ -343,18 +343,13 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
   const size_t last_outputs = 1 + net.parameters;
 
   // The gradients of a layer's result, of one direction's, of states and products
-  const auto divide = [&](float* memory, std::vector<float*>* arrays) {
-    Pieces pieces(memory);
-    const int64_t most = std::max(net.width(), net.inputs) * net.rows();
-    for (const int64_t floats : {most, most, most, net.rows() * net.hidden, step, step, gates, differ * gates}) {
-      arrays->push_back(pieces.take(floats));
-    }
-    return pieces.size();
-  };
+  const int64_t most = std::max(net.width(), net.inputs) * net.rows();
+  const int64_t sizes[] = {most, most, most, net.rows() * net.hidden, step, step, gates, differ * gates};
+  Pieces measured(nullptr);
+  for (const int64_t floats : sizes) measured.take(floats);
+  Pieces pieces(static_cast<float*>(scratch(Purpose::kRecurrent, measured.size() * sizeof(float))));
   std::vector<float*> memory;
-  const int64_t size = divide(nullptr, &memory);
-  memory.clear();
-  divide(static_cast<float*>(scratch(Purpose::kRecurrent, size * sizeof(float))), &memory);
+  for (const int64_t floats : sizes) memory.push_back(pieces.take(floats));
   float *grad = memory[0], *below = memory[1], *other = memory[2], *own = memory[3];
   float *later = memory[4], *carried = memory[5];
   char* of_inputs = reinterpret_cast<char*>(memory[6]);

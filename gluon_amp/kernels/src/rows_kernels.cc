@@ -37,7 +37,12 @@ inline float largest_of(const float* x, int64_t n) {
 }
 
 struct Moments {
-  float mean, deviation;
+  float mean, scale;  // the inverse of the standard deviation
+
+  template <typename V>
+  V normalized(V x) const {
+    return (x - V::all(mean)) * V::all(scale);
+  }
 };
 
 template <typename In>
@@ -47,7 +52,7 @@ Moments moments_of(const In* x, int64_t n, float eps) {
     const auto difference = v.load(x + i) - v.all(mean);
     return difference * difference;
   });
-  return {mean, std::sqrt(squares / n + eps)};
+  return {mean, 1 / std::sqrt(squares / n + eps)};
 }
 
 template <typename In, typename Out>
@@ -58,10 +63,8 @@ void layer_norm(const void* x_values, const float* gamma, const float* beta, voi
   Out* out = static_cast<Out*>(out_values);
   for (int64_t row = 0; row < shape.rows; ++row, x += n, out += n) {
     const Moments m = moments_of(x, n, eps);
-    const float scale = 1 / m.deviation;
     each(0, n, [=](auto v, int64_t i) {
-      const auto normalized = (v.load(x + i) - v.all(m.mean)) * v.all(scale);
-      (normalized * v.load(gamma + i) + v.load(beta + i)).store(out + i);
+      (m.normalized(v.load(x + i)) * v.load(gamma + i) + v.load(beta + i)).store(out + i);
     });
   }
 }
@@ -74,46 +77,36 @@ void layer_norm_grad(const void* grad_values, const void* x_values, const float*
     const In* x = static_cast<const In*>(x_values) + row * n;
     const Out* grad = static_cast<const Out*>(grad_values) + row * n;
     const Moments m = moments_of(x, n, eps);
-    const float scale = 1 / m.deviation;
-    const auto normalized = [=](auto v, int64_t i) {
-      return (v.load(x + i) - v.all(m.mean)) * v.all(scale);
-    };
     const auto weighted = [=](auto v, int64_t i) { return v.load(grad + i) * v.load(gamma + i); };
     const float mean = x_grad_values ? sum_of(n, weighted) / n : 0;
     const float slope = !x_grad_values ? 0 : sum_of(n, [=](auto v, int64_t i) {
-      return weighted(v, i) * normalized(v, i);
+      return weighted(v, i) * m.normalized(v.load(x + i));
     }) / n;
     In* x_grad = static_cast<In*>(x_grad_values) + row * n;
     each(0, n, [=](auto v, int64_t i) {
-      const auto g = v.load(grad + i), y = normalized(v, i);
+      const auto g = v.load(grad + i), y = m.normalized(v.load(x + i));
       (v.load(gamma_grad + i) + g * y).store(gamma_grad + i);
       (v.load(beta_grad + i) + g).store(beta_grad + i);
       if (!x_grad_values) return;
-      ((g * v.load(gamma + i) - v.all(mean) - y * v.all(slope)) * v.all(scale)).store(x_grad + i);
+      ((g * v.load(gamma + i) - v.all(mean) - y * v.all(slope)) * v.all(m.scale)).store(x_grad + i);
     });
   }
 }
 
-void softmax(const float* x, float* out, RowsShape shape, float scale) {
-  const int64_t n = shape.columns;
-  for (int64_t row = 0; row < shape.rows; ++row, x += n, out += n) {
-    const float largest = largest_of(x, n);
-    each(0, n, [=](auto v, int64_t i) {
-      exp((v.load(x + i) - v.all(largest)) * v.all(scale)).store(out + i);
-    });
-    const float sum = sum_of(n, [=](auto v, int64_t i) { return v.load(out + i); });
-    each(0, n, [=](auto v, int64_t i) { (v.load(out + i) / v.all(sum)).store(out + i); });
-  }
+void softmax(const float* x, const float*, float* out, int64_t n, float scale) {
+  const float largest = largest_of(x, n);
+  each(0, n, [=](auto v, int64_t i) {
+    exp((v.load(x + i) - v.all(largest)) * v.all(scale)).store(out + i);
+  });
+  const float sum = sum_of(n, [=](auto v, int64_t i) { return v.load(out + i); });
+  each(0, n, [=](auto v, int64_t i) { (v.load(out + i) / v.all(sum)).store(out + i); });
 }
 
-void softmax_grad(const float* grad, const float* result, float* out, RowsShape shape, float scale) {
-  const int64_t n = shape.columns;
-  for (int64_t row = 0; row < shape.rows; ++row, grad += n, result += n, out += n) {
-    const float sum = sum_of(n, [=](auto v, int64_t i) { return v.load(grad + i) * v.load(result + i); });
-    each(0, n, [=](auto v, int64_t i) {
-      ((v.load(grad + i) - v.all(sum)) * v.load(result + i) * v.all(scale)).store(out + i);
-    });
-  }
+void softmax_grad(const float* grad, const float* result, float* out, int64_t n, float scale) {
+  const float sum = sum_of(n, [=](auto v, int64_t i) { return v.load(grad + i) * v.load(result + i); });
+  each(0, n, [=](auto v, int64_t i) {
+    ((v.load(grad + i) - v.all(sum)) * v.load(result + i) * v.all(scale)).store(out + i);
+  });
 }
 
 // An element of a row's log_softmax is (x - largest) * scale - log_sum.
@@ -132,22 +125,16 @@ LogSums log_sums_of(const float* x, int64_t n, float scale) {
   return {largest, std::log(sum_of(n, power)), scale};
 }
 
-void log_softmax(const float* x, float* out, RowsShape shape, float scale) {
-  const int64_t n = shape.columns;
-  for (int64_t row = 0; row < shape.rows; ++row, x += n, out += n) {
-    const LogSums sums = log_sums_of(x, n, scale);
-    each(0, n, [=](auto v, int64_t i) { sums.of(v.load(x + i)).store(out + i); });
-  }
+void log_softmax(const float* x, const float*, float* out, int64_t n, float scale) {
+  const LogSums sums = log_sums_of(x, n, scale);
+  each(0, n, [=](auto v, int64_t i) { sums.of(v.load(x + i)).store(out + i); });
 }
 
-void log_softmax_grad(const float* grad, const float* result, float* out, RowsShape shape, float scale) {
-  const int64_t n = shape.columns;
-  for (int64_t row = 0; row < shape.rows; ++row, grad += n, result += n, out += n) {
-    const float sum = sum_of(n, [=](auto v, int64_t i) { return v.load(grad + i); });
-    each(0, n, [=](auto v, int64_t i) {
-      ((v.load(grad + i) - exp(v.load(result + i)) * v.all(sum)) * v.all(scale)).store(out + i);
-    });
-  }
+void log_softmax_grad(const float* grad, const float* result, float* out, int64_t n, float scale) {
+  const float sum = sum_of(n, [=](auto v, int64_t i) { return v.load(grad + i); });
+  each(0, n, [=](auto v, int64_t i) {
+    ((v.load(grad + i) - exp(v.load(result + i)) * v.all(sum)) * v.all(scale)).store(out + i);
+  });
 }
 
 float picked_log_softmax(const float* x, int64_t picked, float* sums, int64_t n) {
@@ -185,7 +172,7 @@ struct Normal {
 };
 
 template <typename In, typename Out>
-void gelu(const void* x_values, void* out_values, int64_t n) {
+void gelu(const void*, const void* x_values, void* out_values, int64_t n) {
   const In* x = static_cast<const In*>(x_values);
   Out* out = static_cast<Out*>(out_values);
   each(0, n, [=](auto v, int64_t i) {
@@ -207,17 +194,15 @@ void gelu_grad(const void* grad_values, const void* x_values, void* x_grad_value
 }
 
 template <typename In, typename Out>
-constexpr GeluKernels kGelu{gelu<In, Out>, gelu_grad<In, Out>};
-
-template <typename In, typename Out>
 constexpr LayerNormKernels kLayerNorm{layer_norm<In, Out>, layer_norm_grad<In, Out>};
 
 const RowsKernels rows_table = {{{kLayerNorm<float, float>, kLayerNorm<float, Bfloat>},
                                  {kLayerNorm<Bfloat, float>, kLayerNorm<Bfloat, Bfloat>}},
-                                {{kGelu<float, float>, kGelu<float, Bfloat>},
-                                 {kGelu<Bfloat, float>, kGelu<Bfloat, Bfloat>}},
-                                {softmax, softmax_grad},
-                                {log_softmax, log_softmax_grad},
+                                {{gelu<float, float>, gelu<float, Bfloat>},
+                                 {gelu<Bfloat, float>, gelu<Bfloat, Bfloat>}},
+                                {{gelu_grad<float, float>, gelu_grad<float, Bfloat>},
+                                 {gelu_grad<Bfloat, float>, gelu_grad<Bfloat, Bfloat>}},
+                                softmax, softmax_grad, log_softmax, log_softmax_grad,
                                 {picked_log_softmax, picked_log_softmax_grad}};
 
 }  // namespace

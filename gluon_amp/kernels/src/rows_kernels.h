@@ -19,11 +19,9 @@ struct LayerNormKernels {
                    float* beta_grad, RowsShape, float eps);
 };
 
-// Of scale times x; scale is above 0. The result may be the memory of the first array.
-struct SoftmaxKernels {
-  void (*forward)(const float* x, float* out, RowsShape, float scale);
-  void (*backward)(const float* grad, const float* result, float* out, RowsShape, float scale);
-};
+// Of one row and scale times x, where scale is above 0. In a gradient, x is the gradient of the result; only
+// gradients read `result`. `out` may be the memory of x.
+using Softmax = void (*)(const float* x, const float* result, float* out, int64_t n, float scale);
 
 // Of one row: an element of log_softmax, and its gradient. `sums` are what forward found: the largest element,
 // and the logarithm of the sum of exponentials.
@@ -32,16 +30,14 @@ struct PickedKernels {
   void (*backward)(float grad, const float* x, int64_t picked, const float* sums, float* x_grad, int64_t n);
 };
 
-// x times the normal distribution function of x. A result may be the memory of the first array.
-struct GeluKernels {
-  void (*forward)(const void* x, void* out, int64_t n);
-  void (*backward)(const void* grad, const void* x, void* x_grad, int64_t n);
-};
+// x times the normal distribution function of x. Only the gradient reads `grad`, which is that of the result.
+// `out` may be the memory of the first array that is read.
+using Gelu = void (*)(const void* grad, const void* x, void* out, int64_t n);
 
 struct RowsKernels {
   LayerNormKernels layer_norm[2][2];  // whether x, and whether the result is Bfloat
-  GeluKernels gelu[2][2];             // likewise
-  SoftmaxKernels softmax, log_softmax;
+  Gelu gelu[2][2], gelu_grad[2][2];   // likewise
+  Softmax softmax, softmax_grad, log_softmax, log_softmax_grad;
   PickedKernels picked_log_softmax;
 };
 

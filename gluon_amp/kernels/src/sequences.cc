@@ -123,87 +123,42 @@ bool infer_narrowing_type(const NodeAttrs& attrs, Ints& in, Ints& out) {
 
 // ------------------------------------------------------------------------------------------ gelu
 
-// Computes a result of equal shape in pieces: piece(first element, their number, result).
-template <typename Piece>
-void in_pieces(const NDArray& output, OpReqType req, Piece piece) {
-  if (req == mxnet::kNullOp) return;
-  Result result(output, req);
-  char* values = result.data<char>();
-  in_parallel(output.shape().Size(), [&](int64_t first, int64_t count) {
-    piece(first, count, values + first * size_of_value(output));
-  });
-  result.finish();
-}
-
+// inputs: the gradient of the result if `backward`, and the data
+template <bool backward>
 void gelu(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
           const Arrays& outputs) {
-  const NDArray data = plain_copy(inputs[0]);
-  const char* x = values_of<char>(data);
-  const auto forward = kernels().rows->gelu[is_low(data)][is_low(outputs[0])].forward;
-  in_pieces(outputs[0], req[0], [&](int64_t first, int64_t count, char* out) {
-    forward(x + first * size_of_value(data), out, count);
-  });
-}
-
-// inputs: the gradient of the result, and the data
-void gelu_grad(const NodeAttrs&, const OpContext&, const Arrays& inputs, const Requests& req,
-               const Arrays& outputs) {
-  const NDArray grad = plain_copy(inputs[0]), data = plain_copy(inputs[1]);
+  if (req[0] == mxnet::kNullOp) return;
+  const NDArray grad = plain_copy(inputs.front()), data = plain_copy(inputs.back());
   const char *g = values_of<char>(grad), *x = values_of<char>(data);
-  const auto backward = kernels().rows->gelu[is_low(data)][is_low(grad)].backward;
-  in_pieces(outputs[0], req[0], [&](int64_t first, int64_t count, char* out) {
-    backward(g + first * size_of_value(grad), x + first * size_of_value(data), out, count);
+  const int64_t in = size_of_value(data), of_grad = size_of_value(grad), out = size_of_value(outputs[0]);
+  const bool narrows = is_low(backward ? grad : outputs[0]);
+  const auto kernel = (backward ? kernels().rows->gelu_grad : kernels().rows->gelu)[is_low(data)][narrows];
+  Result result(outputs[0], req[0]);
+  char* values = result.data<char>();
+  in_parallel(outputs[0].shape().Size(), [&](int64_t first, int64_t count) {
+    kernel(g + first * of_grad, x + first * in, values + first * out, count);
   });
+  result.finish();
 }
 
 // --------------------------------------------------------------------------------------- softmax
 
-// Computes the rows of a result: row(first input, last input, result, shape).
-template <typename Row>
-void by_rows(const Arrays& inputs, OpReqType req, const NDArray& output, Row row) {
-  if (req == mxnet::kNullOp || output.shape().Size() == 0) return;
-  const NDArray first = plain_copy(inputs.front()), last = plain_copy(inputs.back());
-  const float *x = values_of<float>(first), *y = values_of<float>(last);
-  Result result(output, req);
-  float* out = result.data<float>();
-  in_row_blocks(rows_of(output.shape()), 1, [&](int64_t i, const RowsShape& shape) {
-    const int64_t start = i * shape.columns;
-    row(x + start, y + start, out + start, shape);
-  });
-  result.finish();
-}
-
-float scale_of(const NodeAttrs& attrs) {
-  const float scale = static_cast<float>(number_of(attrs, "scale", 1));
-  CHECK(0 < scale && scale < INFINITY) << attrs.op->name << ": scale";
-  return scale;
-}
-
-// softmax, or log_softmax: which of the two is a member of RowsKernels
-template <SoftmaxKernels RowsKernels::*which>
+// softmax or log_softmax, or the gradient of either; inputs of a gradient: that of the result, and the result
+template <Softmax RowsKernels::*kernel>
 void softmax(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
              const Arrays& outputs) {
-  const float scale = scale_of(attrs);
-  by_rows(inputs, req[0], outputs[0], [=](const float* x, const float*, float* out, const RowsShape& shape) {
-    (kernels().rows->*which).forward(x, out, shape, scale);
+  const float scale = static_cast<float>(number_of(attrs, "scale", 1));
+  CHECK(0 < scale && scale < INFINITY) << attrs.op->name << ": scale";
+  if (req[0] == mxnet::kNullOp || outputs[0].shape().Size() == 0) return;
+  const NDArray first = plain_copy(inputs.front()), last = plain_copy(inputs.back());
+  const float *x = values_of<float>(first), *y = values_of<float>(last);
+  Result result(outputs[0], req[0]);
+  float* out = result.data<float>();
+  in_row_blocks(rows_of(outputs[0].shape()), 1, [&](int64_t i, const RowsShape& shape) {
+    const int64_t n = shape.columns;
+    (kernels().rows->*kernel)(x + i * n, y + i * n, out + i * n, n, scale);
   });
-}
-
-// inputs: the gradient of the result, and the result
-template <SoftmaxKernels RowsKernels::*which>
-void softmax_grad(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const Requests& req,
-                  const Arrays& outputs) {
-  const float scale = scale_of(attrs);
-  by_rows(inputs, req[0], outputs[0], [=](const float* grad, const float* result, float* out,
-                                          const RowsShape& shape) {
-    (kernels().rows->*which).backward(grad, result, out, shape, scale);
-  });
-}
-
-template <SoftmaxKernels RowsKernels::*which>
-void register_softmax(const std::string& name) {
-  add_with_gradient<mshadow::kFloat32, mshadow::kFloat32>(name, 2, softmax<which>, softmax_grad<which>,
-                                                          and_result);
+  result.finish();
 }
 
 // ---------------------------------------------------------------------------- loss of a class
@@ -328,9 +283,9 @@ bool infer_split_shape(const NodeAttrs& attrs, mxnet::ShapeVector& in, mxnet::Sh
     CHECK_EQ(whole[axis] % count, 0) << attrs.op->name << ": the parts are not equal";
     part[axis] = whole[axis] / count;
   }
-  std::vector<mxnet::TShape*> parts{&part};
-  for (auto& shape : out) parts.push_back(&shape);
-  const bool known = unify(attrs, parts);
+  mxnet::ShapeVector parts{part};
+  const bool known = infer_one_shape(attrs, parts, out);
+  part = parts[0];
   for (int i = 0; i < whole.ndim(); ++i) {
     if (i != axis) share_size(attrs, whole, i, part, i);
   }
@@ -369,20 +324,14 @@ void multiply(const Matrices& a, const Matrices& b, OpReqType req, const NDArray
   }
   static thread_local Plans plans;
   const auto plan = plans.find_or_make({batch, m, k, n, a.turned, b.turned}, [&] {
-    auto made = std::make_shared<Plan>();
-    made->data = a.desc(batch);
-    made->weight = b.desc(batch);
-    made->result = plain_desc({batch, m, n}, dnnl_f32);
     dnnl_matmul_desc_t o;
     std::memset(&o, 0, sizeof o);
     o.primitive_kind = dnnl_matmul;
-    o.src_desc = made->data;
-    o.weights_desc = made->weight;
-    o.dst_desc = made->result;
+    o.src_desc = a.desc(batch);
+    o.weights_desc = b.desc(batch);
+    o.dst_desc = plain_desc({batch, m, n}, dnnl_f32);
     o.accum_data_type = dnnl_f32;
-    made->primitive = Primitive::create(&o);
-    CHECK(made->primitive) << "oneDNN does not support this product";
-    return made;
+    return make_plan(&o, nullptr, dnnl_forward_inference, o.src_desc, o.dst_desc, o.bias_desc);
   });
   plan->primitive->execute({{DNNL_ARG_SRC, &plan->data, values_of<char>(a.array)},
                             {DNNL_ARG_WEIGHTS, &plan->weight, values_of<char>(b.array)},
@@ -443,14 +392,16 @@ void register_sequences() {
   may_work_in_place(op);
   may_work_in_place(add_gradient(op, 3, layer_norm_grad, and_inputs<2>));
 
-  op = add_op("_gluon_amp_gelu", 1, 1, gelu, infer_one_shape, infer_narrowing_type);
-  may_work_in_place(add_gradient(op, 2, gelu_grad, and_inputs<1>));
+  op = add_op("_gluon_amp_gelu", 1, 1, gelu<false>, infer_one_shape, infer_narrowing_type);
+  may_work_in_place(add_gradient(op, 2, gelu<true>, and_inputs<1>));
 
   op = add_op("_gluon_amp_batch_dot", 2, 1, batch_dot, infer_batch_dot_shape, infer_cast<kFloat, kFloat>);
   add_gradient(op, 3, batch_dot_grad, and_inputs<2>);
 
-  register_softmax<&RowsKernels::softmax>("_gluon_amp_softmax");
-  register_softmax<&RowsKernels::log_softmax>("_gluon_amp_log_softmax");
+  add_with_gradient<kFloat, kFloat>("_gluon_amp_softmax", 2, softmax<&RowsKernels::softmax>,
+                                    softmax<&RowsKernels::softmax_grad>, and_result);
+  add_with_gradient<kFloat, kFloat>("_gluon_amp_log_softmax", 2, softmax<&RowsKernels::log_softmax>,
+                                    softmax<&RowsKernels::log_softmax_grad>, and_result);
 
   op = add_op("_gluon_amp_picked_log_softmax", 2, 2, picked_log_softmax, infer_picked_shape,
               infer_cast<kFloat, kFloat>);

@@ -2,21 +2,26 @@
 //
 // A period is a whole number of positions. Tables hold one float for each element of a period, so that
 // a loop over contiguous elements is vectorized for any number of lanes. If the lanes divide the
-// floats of a Many, a single Many holds the table (`repeats`).
+// floats of a Many, a single Many holds the table (`kRepeats`).
 #pragma once
+
+#include <type_traits>
 
 #include "program.h"
 #include "vectors.h"
 
+namespace gluon_amp {
 namespace {
-
-using gluon_amp::Span;
 
 constexpr int64_t kChunk = 256;  // floats of a table or a piece of a span: 1 KiB, so that many fit in L1
 
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
-inline bool repeats(int64_t lanes) { return Many::width % lanes == 0; }
+// Calls body(std::true_type) if a Many holds the table of these lanes, otherwise body(std::false_type).
+template <typename Body>
+inline auto with_repeats(int64_t lanes, Body body) {
+  return Many::width % lanes == 0 ? body(std::true_type()) : body(std::false_type());
+}
 
 // A period of at most kChunk elements, or one position. If possible, it consists of whole Manys.
 inline int64_t period_of(int64_t lanes) {
@@ -166,3 +171,5 @@ inline void clear_padding(E* out, const Span& span) {
 }
 
 }  // namespace
+
+}  // namespace gluon_amp

@@ -39,14 +39,17 @@ std::vector<float> floats(const NodeAttrs& attrs, const std::string& name, size_
   return result;
 }
 
-constexpr size_t kMostArrays = 1 << 20;
-
-uint32_t count_arrays(const NodeAttrs& attrs) {
-  const auto count = numbers(attrs, "num_arrays");
-  CHECK(count.size() == 1 && 1 <= count[0] && count[0] <= kMostArrays)
-      << attrs.op->name << ": num_arrays must be 1 to " << kMostArrays;
-  return count[0];
+// One number from `least` to `most`
+uint32_t number(const NodeAttrs& attrs, const std::string& name, uint32_t least, uint32_t most) {
+  const auto all = numbers(attrs, name);
+  CHECK(all.size() == 1 && least <= all[0] && all[0] <= most)
+      << attrs.op->name << ": " << name << " must be " << least << " to " << most;
+  return all[0];
 }
+
+constexpr uint32_t kMostArrays = 1 << 20;
+
+uint32_t count_arrays(const NodeAttrs& attrs) { return number(attrs, "num_arrays", 1, kMostArrays); }
 
 // How the updates of the optimizers differ. The arrays of each weight, in the order of MXNet's update
 // operators, are the weight, its gradient, its states, and its master if the weight is float16.
@@ -63,11 +66,7 @@ constexpr Rule kAdam{2, 2, 5, &Kernels::adam, &Kernels::adam_half};
 constexpr Rule kSync{0, 0, 1, nullptr, &Kernels::sync_half};
 
 uint32_t arrays_per_weight(const NodeAttrs& attrs, const Rule& rule) {
-  const auto count = numbers(attrs, "arrays_per_weight");
-  const uint32_t fewest = 2 + rule.fewest_states, most = 3 + rule.most_states;
-  CHECK(count.size() == 1 && fewest <= count[0] && count[0] <= most)
-      << attrs.op->name << ": arrays_per_weight must be " << fewest << " to " << most;
-  return count[0];
+  return number(attrs, "arrays_per_weight", 2 + rule.fewest_states, 3 + rule.most_states);
 }
 
 // The attributes of an update, checked: each weight has a learning rate, weight decay and decoupled decay.
@@ -198,10 +197,9 @@ void update(const NodeAttrs& attrs, const Arrays& inputs, const Rule& rule) {
 }
 
 size_t arrays_per_sum(const NodeAttrs& attrs) {
-  const auto count = numbers(attrs, "arrays_per_sum");
-  CHECK(count.size() == 1 && count[0] && count_arrays(attrs) % count[0] == 0)
-      << attrs.op->name << ": arrays_per_sum must divide num_arrays";
-  return count[0];
+  const uint32_t count = number(attrs, "arrays_per_sum", 1, kMostArrays);
+  CHECK_EQ(count_arrays(attrs) % count, 0u) << attrs.op->name << ": arrays_per_sum must divide num_arrays";
+  return count;
 }
 
 // Sets the arrays of each group to the sum of the group, of which each array is multiplied by a factor before.

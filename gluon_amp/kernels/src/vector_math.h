@@ -1,10 +1,11 @@
-// Functions of One and Many: a comparison, exp and tanh. All keep NaN unless the comment says otherwise.
+// Functions of One and Many: exp and tanh. All keep NaN unless the comment says otherwise.
 #pragma once
 
 #include <cmath>
 
 #include "vectors.h"
 
+namespace gluon_amp {
 namespace {
 
 // a * b + c, with one rounding where the processor has such an instruction
@@ -16,18 +17,12 @@ inline One fused(One a, One b, One c) {
 #endif
 }
 
-// a <= b ? yes : no; `no` if one is NaN
-inline One if_at_most(One a, One b, One yes, One no) { return a.x <= b.x ? yes : no; }
-
 inline One exp(One x) { return {std::exp(x.x)}; }
 inline One tanh(One x) { return {std::tanh(x.x)}; }
 
 #if defined(GLUON_AMP_AVX2)
 
 inline Many fused(Many a, Many b, Many c) { return {_mm256_fmadd_ps(a.x, b.x, c.x)}; }
-inline Many if_at_most(Many a, Many b, Many yes, Many no) {
-  return {_mm256_blendv_ps(no.x, yes.x, _mm256_cmp_ps(a.x, b.x, _CMP_LE_OQ))};
-}
 inline Many nearest(Many x) {
   return {_mm256_round_ps(x.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
@@ -43,9 +38,6 @@ inline Many scaled(Many x, Many n) {
 #elif defined(GLUON_AMP_AVX512)
 
 inline Many fused(Many a, Many b, Many c) { return {_mm512_fmadd_ps(a.x, b.x, c.x)}; }
-inline Many if_at_most(Many a, Many b, Many yes, Many no) {
-  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.x, b.x, _CMP_LE_OQ), no.x, yes.x)};
-}
 inline Many nearest(Many x) {
   return {_mm512_roundscale_ps(x.x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
@@ -93,3 +85,5 @@ inline V sigmoid(V x) {
 }
 
 }  // namespace
+
+}  // namespace gluon_amp

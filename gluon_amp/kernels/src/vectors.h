@@ -21,14 +21,8 @@
 #define GLUON_AMP_NAMED(name) plain_##name
 #endif
 
+namespace gluon_amp {
 namespace {
-
-using gluon_amp::Bfloat;
-using gluon_amp::Format;
-using gluon_amp::half_bits;
-using gluon_amp::HalfValue;
-using gluon_amp::kBfloat16;
-using gluon_amp::kFloat16;
 
 inline uint32_t bits_of(float x) {
   uint32_t bits;
@@ -73,13 +67,13 @@ struct One {
   static One load(const Bfloat* p) { return of_bits(static_cast<uint32_t>(p->bits) << 16); }
   static One load(const HalfValue* p) { return {p->value}; }
   void store(half_bits* p) const { *p = to_half(rounded().x); }
-  void store(Bfloat* p) const { p->bits = bits_of(::rounded(*this, kBfloat16).x) >> 16; }
+  void store(Bfloat* p) const { p->bits = bits_of(gluon_amp::rounded(*this, kBfloat16).x) >> 16; }
   void store(HalfValue* p) const { p->value = rounded().x; }
   static void store_pairs(One low, One high, Bfloat* p) {
     low.store(p);
     high.store(p + 1);
   }
-  One rounded() const { return ::rounded(*this, kFloat16); }
+  One rounded() const { return gluon_amp::rounded(*this, kFloat16); }
   // Bits
   One operator&(One o) const { return of_bits(bits_of(x) & bits_of(o.x)); }
   One operator|(One o) const { return of_bits(bits_of(x) | bits_of(o.x)); }
@@ -116,9 +110,6 @@ using Ints = __m512i;
 using Words = __v16su;
 #endif
 
-struct Many;
-Many if_less(Many a, Many b, Many yes, Many no);
-
 struct Many {
   static constexpr int width = sizeof(Floats) / sizeof(float);
   Floats x;
@@ -126,7 +117,7 @@ struct Many {
   void store(HalfValue* p) const { rounded().store(&p->value); }
   // low[0], high[0], low[1], ...
   static void store_pairs(Many low, Many high, Bfloat* p) {
-    const Many upper = ::rounded(high, kBfloat16), lower = ::rounded(low, kBfloat16);
+    const Many upper = gluon_amp::rounded(high, kBfloat16), lower = gluon_amp::rounded(low, kBfloat16);
     (upper | lower.shifted_right(16)).store(reinterpret_cast<float*>(p));
   }
   Ints ints() const { return (Ints)x; }
@@ -139,7 +130,9 @@ struct Many {
   Many operator*(Many o) const { return {x * o.x}; }
   Many operator/(Many o) const { return {x / o.x}; }
   Many or_zero() const { return at_least(all(0)); }
-  Many where_positive(Many o, Many other) const { return if_less(all(0), o, *this, other); }
+  Many where_positive(Many o, Many other) const { return select<_CMP_LT_OQ>(all(0), o, *this, other); }
+  Many where_equal(Many a, Many b, Many other) const { return select<_CMP_EQ_OQ>(a, b, *this, other); }
+  Many within(Many bound) const { return (all(0) - bound).at_least(at_most(bound)); }
 #if defined(GLUON_AMP_AVX2)
   static Many all(float value) { return {_mm256_set1_ps(value)}; }
   static Many of_bits(uint32_t bits) { return of_ints(_mm256_set1_epi32(bits)); }
@@ -156,7 +149,7 @@ struct Many {
   void store(float* p) const { _mm256_storeu_ps(p, x); }
   void store(half_bits* p) const { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), halves()); }
   void store(Bfloat* p) const {
-    const __m256i bits = ::rounded(*this, kBfloat16).shifted_right(16).ints();
+    const __m256i bits = gluon_amp::rounded(*this, kBfloat16).shifted_right(16).ints();
     const __m128i low = _mm256_castsi256_si128(bits), high = _mm256_extracti128_si256(bits, 1);
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_packus_epi32(low, high));
   }
@@ -167,13 +160,13 @@ struct Many {
   }
   Many or_quiet(Many o) const { return where_equal(o, o, o | of_bits(0x00400000)); }
   Many sqrt() const { return {_mm256_sqrt_ps(x)}; }
+  // min and max return their second operand if one is NaN.
   Many at_least(Many low) const { return {_mm256_max_ps(x, low.x)}; }
-  // min and max return their second operand if one is NaN
-  Many within(Many bound) const {
-    return {_mm256_max_ps((all(0) - bound).x, _mm256_min_ps(bound.x, x))};
-  }
-  Many where_equal(Many a, Many b, Many other) const {
-    return {_mm256_blendv_ps(other.x, x, _mm256_cmp_ps(a.x, b.x, _CMP_EQ_OQ))};
+  Many at_most(Many high) const { return {_mm256_min_ps(high.x, x)}; }
+  // `yes` where a and b compare so, otherwise `no`
+  template <int comparison>
+  static Many select(Many a, Many b, Many yes, Many no) {
+    return {_mm256_blendv_ps(no.x, yes.x, _mm256_cmp_ps(a.x, b.x, comparison))};
   }
 #else
   static Many all(float value) { return {_mm512_set1_ps(value)}; }
@@ -191,7 +184,7 @@ struct Many {
   void store(float* p) const { _mm512_storeu_ps(p, x); }
   void store(half_bits* p) const { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), halves()); }
   void store(Bfloat* p) const {
-    const __m512i bits = ::rounded(*this, kBfloat16).shifted_right(16).ints();
+    const __m512i bits = gluon_amp::rounded(*this, kBfloat16).shifted_right(16).ints();
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(bits));
   }
   Many before_cut(int bits) const {
@@ -206,11 +199,10 @@ struct Many {
   }
   Many sqrt() const { return {_mm512_sqrt_ps(x)}; }
   Many at_least(Many low) const { return {_mm512_max_ps(x, low.x)}; }
-  Many within(Many bound) const {
-    return {_mm512_max_ps((all(0) - bound).x, _mm512_min_ps(bound.x, x))};
-  }
-  Many where_equal(Many a, Many b, Many other) const {
-    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.x, b.x, _CMP_EQ_OQ), other.x, x)};
+  Many at_most(Many high) const { return {_mm512_min_ps(high.x, x)}; }
+  template <int comparison>
+  static Many select(Many a, Many b, Many yes, Many no) {
+    return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.x, b.x, comparison), no.x, yes.x)};
   }
 #endif
 };
@@ -218,16 +210,12 @@ struct Many {
 using Many = One;
 #endif
 
-// a < b ? yes : no; `no` if one is NaN
+// a < b ? yes : no, and a <= b ? yes : no; `no` if one is NaN
 inline One if_less(One a, One b, One yes, One no) { return a.x < b.x ? yes : no; }
-#if defined(GLUON_AMP_AVX2)
-inline Many if_less(Many a, Many b, Many yes, Many no) {
-  return {_mm256_blendv_ps(no.x, yes.x, _mm256_cmp_ps(a.x, b.x, _CMP_LT_OQ))};
-}
-#elif defined(GLUON_AMP_AVX512)
-inline Many if_less(Many a, Many b, Many yes, Many no) {
-  return {_mm512_mask_blend_ps(_mm512_cmp_ps_mask(a.x, b.x, _CMP_LT_OQ), no.x, yes.x)};
-}
+inline One if_at_most(One a, One b, One yes, One no) { return a.x <= b.x ? yes : no; }
+#if defined(GLUON_AMP_AVX2) || defined(GLUON_AMP_AVX512)
+inline Many if_less(Many a, Many b, Many yes, Many no) { return Many::select<_CMP_LT_OQ>(a, b, yes, no); }
+inline Many if_at_most(Many a, Many b, Many yes, Many no) { return Many::select<_CMP_LE_OQ>(a, b, yes, no); }
 #endif
 
 // Rounds to nearest, ties to even. NaN becomes quiet and its payload is cut, as VCVTPS2PH and
@@ -265,3 +253,5 @@ inline void convert(const From* in, To* out, int64_t n) {
 }
 
 }  // namespace
+
+}  // namespace gluon_amp
