@@ -43,7 +43,8 @@ def learn_statistics(net, images):
 def step_of(net, images, policy):
     """Train one step; return the names of what is there, and of what moved, masters included.
 
-    Training predicts what inference does, as BatchNorm uses its running statistics.
+    Training predicts what inference does, as BatchNorm uses its running statistics; oneDNN's
+    kernels for the two may add in another order.
     """
     amp.cast(net, policy)
     trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, loss_scale=8)
@@ -52,7 +53,7 @@ def step_of(net, images, policy):
     with autograd.record():
         outputs = net(images)
         loss = gluon.loss.SoftmaxCrossEntropyLoss()(outputs, labels)
-    np.testing.assert_array_equal(outputs.asnumpy(), predicted)
+    np.testing.assert_allclose(outputs.asnumpy(), predicted, rtol=2**-8, atol=2**-8)
     trainer.backward(loss)
     assert trainer.step(4).applied
     after = bits(net, trainer)
