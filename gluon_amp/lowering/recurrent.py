@@ -2,9 +2,9 @@
 
 MXNet's operator computes in float32 only, and reads all parameters from one array, which Gluon's
 layers copy them to at each call. Ours multiplies in bfloat16, or in float32 in the emulation and
-under `fused_float32` (`kernels/src/recurrent.cc`). It reads parameters as they are stored, or as
-the emulation of bfloat16 rounds them. Between layers it applies dropout, by masks that it reads.
-MXNet's operator drops nothing on a CPU (oneDNN issue 807).
+under `fused_float32` (`kernels/src/recurrent.cc`). It reads parameters as they are stored. Between
+layers it applies dropout, by masks that it reads. MXNet's operator drops nothing on a CPU (oneDNN
+issue 807).
 """
 
 from typing import List, Optional, Tuple
@@ -72,15 +72,15 @@ def _own(
     attrs = {key: node["attrs"][key] for key in KEPT if key in node["attrs"]}
     attrs["num_parameters"] = str(len(stored))
     attrs["variable_weight"] = str(all(nodes[i]["op"] == "null" for i, _ in stored))
-    if emulated or FUSED_ATTR in node["attrs"]:
+    if emulated:
+        attrs["bfloat_values"] = "True"
+    elif FUSED_ATTR in node["attrs"]:
         attrs["in_float32"] = "True"
     parameters = []
     for i, k in stored:
         entry = out.remap([i, k, 0])
         if graph.edges[i, k] == "bfloat16":
             entry = out.emit("amp_cast", f"{nodes[i]['name']}_wide", entry, dtype="float32")
-        elif emulated:
-            entry = out.emit("amp_cast", f"{nodes[i]['name']}_rounded", entry, dtype="bfloat16")
         parameters.append(entry)
     read = [inputs[0], *parameters, *inputs[2:]]
     if number(node["attrs"], "p") > 0 and integer(node["attrs"], "num_layers") > 1:

@@ -30,16 +30,6 @@ void set_data(const NodeAttrs& attrs, const mxnet::TShape& shape, Dense* d) {
   CHECK_GT(d->columns, 0) << attrs.op->name << ": the data has no columns";
 }
 
-// With the attribute `bfloat_values`, arrays of float32 hold the values of bfloat16.
-Precision precision_of(const NodeAttrs& attrs, const NDArray& array) {
-  Precision p(attrs, array);
-  if (!flag_of(attrs, "bfloat_values")) return p;
-  CHECK_EQ(array.dtype(), mshadow::kFloat32) << attrs.op->name << ": bfloat_values expects float32 arrays";
-  p.element = Element::kBfloat;
-  p.wide_values = true;
-  return p;
-}
-
 Product product_of(const Dense& d, const Precision& p) {
   return {d.rows, d.columns, d.hidden, p.dtype(), d.bias, false};
 }

@@ -83,6 +83,16 @@ struct Precision {
   }
 };
 
+// With the attribute `bfloat_values`, arrays of float32 hold the values of bfloat16.
+inline Precision precision_of(const NodeAttrs& attrs, const NDArray& array) {
+  Precision p(attrs, array);
+  if (!flag_of(attrs, "bfloat_values")) return p;
+  CHECK_EQ(array.dtype(), mshadow::kFloat32) << attrs.op->name << ": bfloat_values expects float32 arrays";
+  p.element = Element::kBfloat;
+  p.wide_values = true;
+  return p;
+}
+
 // The type in which values are stored that are widened only where they are read
 inline dnnl_data_type_t stored_type(Element element) {
   return element == Element::kBfloat ? dnnl_bf16 : element == Element::kHalf ? dnnl_f16 : dnnl_f32;

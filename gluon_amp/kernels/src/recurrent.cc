@@ -247,7 +247,7 @@ void run(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, const R
   if (net.rows() == 0) return;
   for (const auto request : req) CHECK_NE(request, mxnet::kAddTo);
   const int dtype = inputs[0].dtype();
-  const Precision p(attrs, inputs[0]);
+  const Precision p = precision_of(attrs, inputs[0]);
   const auto product_type = p.dtype();
   const int64_t bytes = size_of_value(inputs[0]), step = net.batch * net.hidden;
   const Reserves reserves(net, bytes, result_of<float>(outputs.back()));
@@ -334,7 +334,7 @@ void run_back(const NodeAttrs& attrs, const OpContext&, const Arrays& inputs, co
   }
   const NDArray data = plain_copy(inputs[grads]);
   const int dtype = data.dtype();
-  const Precision p(attrs, data);
+  const Precision p = precision_of(attrs, data);
   const auto product_type = p.dtype();
   const int64_t bytes = size_of_value(data), step = net.batch * net.hidden, gates = net.rows() * net.gates;
   const Reserves reserves(net, bytes, const_cast<float*>(values_of<float>(inputs.back())));
