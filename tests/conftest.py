@@ -56,6 +56,15 @@ def arrays(request):
     mx.npx.reset_np()
 
 
+@pytest.fixture(params=kernels.INSTRUCTION_SETS)
+def instruction_set(request):
+    """Select an instruction set of the C++ library, and yield its name."""
+    if not kernels.select(request.param):
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    kernels.select(None)
+
+
 @pytest.fixture
 def default_signals():
     """Undo what the background of a shell (SIGINT) and nohup (SIGHUP) ignore, for one test."""

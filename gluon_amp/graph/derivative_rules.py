@@ -313,11 +313,8 @@ def _power(call: Call, g: Entry) -> List[Entry]:
 
 def _dot(call: Call, g: Entry) -> List[Entry]:
     """The products of matrices."""
-    if (
-        flag(call.attrs, "transpose_a")
-        or flag(call.attrs, "transpose_b")
-        or {*map(len, call.shapes)} != {2}
-    ):
+    transposed = flag(call.attrs, "transpose_a") or flag(call.attrs, "transpose_b")
+    if transposed or {*map(len, call.shapes)} != {2}:
         return []
     left, right = call.inputs
     return [

@@ -144,7 +144,7 @@ def _derandomize(json: dict) -> bool:
 
     Return whether that is so.
     """
-    for node in json["nodes"]:
+    for node in graph.every_node(json):
         op, attrs = node["op"], node["attrs"]
         if op == "Dropout":
             kept = {name: value for name, value in attrs.items() if name.startswith("__")}
@@ -155,8 +155,6 @@ def _derandomize(json: dict) -> bool:
             attrs.update(ndev="1", key=f"{attrs['key']}_watched")
         elif op == "Custom" or op_table.has("random", op, attrs):
             return False  # MXNet can neither return nor restore the state of random numbers
-        if not all(map(_derandomize, node.get("subgraphs", ()))):
-            return False
     return True
 
 

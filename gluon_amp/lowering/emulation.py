@@ -41,6 +41,8 @@ from gluon_amp.graph import own_operators as own
 from gluon_amp.lowering.deconvolution import deconvolve
 from gluon_amp.lowering.typed_graph import TypedGraph
 
+CONVERSIONS = {"float16": own.NARROW, "float32": own.WIDEN}  # to each from the other
+
 
 def is_emulated(dtype: str, device_type: str = "cpu") -> bool:
     """Return whether a dtype has the values of its format on a device, but not its speed."""
@@ -63,7 +65,7 @@ def emulate(graph: TypedGraph) -> TypedGraph:
     emulated = out.graph(graph.json)
     for k, (source, output, *_) in enumerate(graph.json["heads"]):
         if graph.edges[source, output] == "float16":  # a float16 output stays float16
-            emulated["heads"][k] = out.narrow(emulated["heads"][k])
+            emulated["heads"][k] = out.converted(emulated["heads"][k], "float16")
     emulated = _fuse_relu(emulated) if out.native else emulated
     return graph.rewritten(emulated, out.dtypes())
 
@@ -117,7 +119,7 @@ class _EmulatedGraph(Writer):
             return self.copy(node, [])
         attrs = {**node["attrs"], "__dtype__": MX_DTYPE_CODES["float16"]}
         self.variables[i] = self.copy({**node, "attrs": attrs}, [])
-        return self._widen(self.variables[i])
+        return self.converted(self.variables[i], "float32")
 
     def _cast_of(self, i: int, node: Json, inputs: List[Entry]) -> Entry:
         """Append what a cast is in the emulation: rounding, nothing, or a cast."""
@@ -162,19 +164,13 @@ class _EmulatedGraph(Writer):
         if self.native:
             attrs = {**rounding_attrs(FORMATS[dtype]), "rounded": str(rounded)}
             return self.emit(own.ROUND, name, entry, **attrs)
-        return self._widen(self.narrow(entry))
+        return self.converted(self.converted(entry, "float16"), "float32")
 
-    def _widen(self, entry: Entry) -> Entry:
-        """Append the conversion of a float16 tensor to float32."""
+    def converted(self, entry: Entry, dtype: str) -> Entry:
+        """Append the conversion of a float16 tensor to float32, or back."""
         if self.native:
-            return self.emit(own.WIDEN, self._name(entry, "float32"), entry)
-        return self._cast(entry, "float32")
-
-    def narrow(self, entry: Entry) -> Entry:
-        """Append the conversion of a float32 tensor to float16."""
-        if self.native:
-            return self.emit(own.NARROW, self._name(entry, "float16"), entry)
-        return self._cast(entry, "float16")
+            return self.emit(CONVERSIONS[dtype], self._name(entry, dtype), entry)
+        return self._cast(entry, dtype)
 
     def _cast(self, entry: Entry, dtype: str) -> Entry:
         return self.emit("Cast", self._name(entry, dtype), entry, dtype=dtype)

@@ -108,7 +108,7 @@ class Adam(MasterOptimizer):
             self._update_fused(fused)
         for slot in single:
             if self.decoupled:
-                self._update_decoupled(slot)
+                self._update_by(nd.contrib.adamw_update, slot, wd=slot.lr * slot.wd, eta=1.0)
             else:
                 self._update_one(slot, slot.wd)
 
@@ -130,9 +130,6 @@ class Adam(MasterOptimizer):
                 out=[slot.weight for slot in chunk],
                 **attributes,
             )
-
-    def _update_decoupled(self, slot: Slot) -> None:
-        self._update_by(nd.contrib.adamw_update, slot, wd=slot.lr * slot.wd, eta=1.0)
 
     def _update_one(self, slot: Slot, wd: float) -> None:
         update = functools.partial(nd.adam_update, lazy_update=self.lazy_update)

@@ -12,18 +12,7 @@ weight, `sync_master` sets the master to the weight. Elsewhere the master keeps 
 import functools
 import operator
 import weakref
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    Iterator,
-    List,
-    MutableMapping,
-    NamedTuple,
-    Optional,
-    Tuple,
-)
+from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -47,7 +36,7 @@ class _Place(NamedTuple):
 
 
 # By optimizer and number of dimensions
-_places: MutableMapping[mx.optimizer.Optimizer, Dict[int, _Place]] = weakref.WeakKeyDictionary()
+_places: "weakref.WeakKeyDictionary[Any, Dict[int, _Place]]" = weakref.WeakKeyDictionary()
 
 
 def keeps_master_second(optimizer: mx.optimizer.Optimizer, ndim: int) -> bool:

@@ -228,10 +228,7 @@ def ndarray(data: bytes) -> np.ndarray:
 NDARRAYS = {Global("mxnet.ndarray.ndarray", "NDArray"), Global("mxnet.numpy.multiarray", "ndarray")}
 BYTEARRAY = Global("builtins", "bytearray")
 NUMPY_DTYPE = Global("numpy", "dtype")
-NUMPY_SCALARS = {
-    Global("numpy.core.multiarray", "scalar"),
-    Global("numpy._core.multiarray", "scalar"),
-}
+NUMPY_SCALARS = {Global(f"numpy.{core}.multiarray", "scalar") for core in ("core", "_core")}
 FUNCTIONS = {*NDARRAYS, BYTEARRAY, NUMPY_DTYPE, *NUMPY_SCALARS}
 NUMBERS = ("f8", "f4", "f2", "i8", "i4", "b1")  # dtypes of numpy scalars, as pickles write them
 

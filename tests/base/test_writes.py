@@ -46,12 +46,9 @@ READS = {
 
 
 def test_every_write_counts_once_and_reads_do_not():
-    assert {name: counted(nd.ones((4,)), change) for name, change in WRITES.items()} == (
-        dict.fromkeys(WRITES, 1)
-    )
-    assert {name: counted(nd.ones((4,)), read) for name, read in READS.items()} == (
-        dict.fromkeys(READS, 0)
-    )
+    for functions, times in ((WRITES, 1), (READS, 0)):
+        found = {name: counted(nd.ones((4,)), function) for name, function in functions.items()}
+        assert found == dict.fromkeys(functions, times)
 
 
 def test_an_array_that_is_being_written_has_no_version():

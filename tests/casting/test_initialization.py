@@ -7,9 +7,10 @@ import gluon_amp as amp
 from gluon_amp.base.host import host_copy
 from gluon_amp.casting.parameters import dtype_of
 from tests import kinds
+from tests.trainer.helpers import backward
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import gluon, nd
 from mxnet.gluon import nn
 
 
@@ -143,9 +144,7 @@ def test_new_initial_values_have_no_bits_of_the_old_masters():
         return amp.Trainer(net.collect_params(), "sgd", options, loss_scale=1)
 
     first = trainer()
-    with autograd.record():
-        loss = net(one)
-    first.backward(loss)
+    backward(first, net, one)
     first.step(1)
     (master,) = first.master_params().values()
     assert master.asscalar() == 1 - 2.0**-13 and net.weight.data().asscalar() == 1

@@ -5,9 +5,10 @@ import pytest
 
 import gluon_amp as amp
 from tests.casting.nets import POLICIES, Net
+from tests.lowering import back_through
 
 import mxnet as mx
-from mxnet import autograd, gluon
+from mxnet import gluon
 from mxnet.gluon import nn
 
 
@@ -30,9 +31,7 @@ NUMPY_FUNCTIONS = {
 def gradient_of_mxnet(net, x):
     x = x.copy()
     x.attach_grad()
-    with autograd.record():
-        out = net(x)
-    out.backward()
+    back_through(net, x)
     return x.grad.asnumpy()
 
 
@@ -55,9 +54,7 @@ def test_gradient_and_penalty_are_near_those_of_float32(policy, arrays):
 
     def results():
         slopes = amp.input_gradient(net, x)
-        with autograd.record():
-            penalty = penalty_of(net, x)
-        penalty.backward()
+        back_through(penalty_of, net, x)
         grads = [p.grad().asnumpy().astype("float32") for p in net.collect_params().values()]
         assert type(slopes) is type(x) and slopes.dtype == np.float32
         return [slopes.asnumpy(), *grads]

@@ -10,6 +10,7 @@ import pytest
 
 import gluon_amp as amp
 from gluon_amp.casting.parameters import CastParameter, dtype_of
+from tests.trainer.helpers import backward
 
 from mxnet import autograd, gluon, nd
 from mxnet.gluon import nn
@@ -77,9 +78,7 @@ def test_a_net_that_is_not_cast_reads_shared_parameters_in_float32(hybridized):
 def test_gradients_through_a_net_that_is_not_cast():
     net, _, trainer = trained()
     predictor = predictor_of(net)
-    with autograd.record():
-        loss = predictor(data()).sum()
-    trainer.backward(loss)
+    backward(trainer, predictor, data())
     assert net.body.weight.grad().dtype == np.float16
     expected = 4 * 8.0 * np.ones(1)
     np.testing.assert_allclose(net.head.bias.grad().asnumpy(), expected)

@@ -8,6 +8,7 @@ from gluon_amp.casting import snapshots, statistics
 from gluon_amp.graph import tape
 from tests import kinds
 from tests.casting.nets import OwnNorm
+from tests.trainer.helpers import backward
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -191,8 +192,6 @@ def test_what_the_forward_pass_writes_is_copied_before_it(hybridize):
     trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=8.0)
     amp.cast(net, "float32")  # which changes nothing here
     for bad, count in ((1.0, 11), (np.inf, 11), (1.0, 22)):
-        with autograd.record():
-            loss = net(kinds.ones((3, 2)) * bad)
-        trainer.backward(loss)
+        backward(trainer, net, kinds.ones((3, 2)) * bad)
         trainer.step(3)
         assert values(net.count) == [[count]]

@@ -20,6 +20,7 @@ from tests.checkpoint.helpers import (
     refused,
     run,
 )
+from tests.trainer.helpers import backward
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -61,9 +62,7 @@ def test_gradients_that_accumulated_before_are_gone(tmp_path):
     net.collect_params().setattr("grad_req", "add")
     trainer = make_trainer(net)
     path = save_checkpoint(tmp_path / "net.ckpt", net, trainer)
-    with autograd.record():
-        loss = net(nd.ones((1, 2))).sum()
-    trainer.backward(loss)
+    backward(trainer, net, nd.ones((1, 2)))
     load_checkpoint(path, net, trainer)
     assert (net.weight.grad().asnumpy() == 0).all()
 

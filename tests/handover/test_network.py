@@ -7,9 +7,10 @@ import gluon_amp as amp
 from gluon_amp import graph
 from gluon_amp.base.messages import UsageError
 from gluon_amp.handover.network import network_of
+from tests.trainer.helpers import backward
 
 import mxnet as mx
-from mxnet import autograd, nd
+from mxnet import nd
 from mxnet.gluon import nn, rnn
 
 
@@ -25,9 +26,7 @@ def test_the_masters_of_a_cast_net_are_run_in_float32():
     net, x = small(), nd.random.normal(shape=(2, 3, 8, 8))
     amp.cast(net, "float16")
     trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1e-4})
-    with autograd.record():
-        loss = net(x).sum()
-    trainer.backward(loss)
+    backward(trainer, net, x)
     trainer.step(2)
     network = network_of(net, (x,), "f")
     assert {value.dtype.name for value in network.parameters.values()} == {"float32"}

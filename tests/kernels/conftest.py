@@ -1,19 +1,6 @@
-"""Fixtures of the tests of gluon_amp/kernels."""
+"""A fixture of the tests of gluon_amp/kernels."""
 
 import pytest
-
-from gluon_amp import kernels
-
-INSTRUCTION_SETS = ["plain", "avx2", "avx512"]
-
-
-@pytest.fixture(params=INSTRUCTION_SETS)
-def instruction_set(request):
-    """Select an instruction set of the C++ library, and yield its name."""
-    if not kernels.select(request.param):
-        pytest.skip(f"this processor has no {request.param}")
-    yield request.param
-    kernels.select(None)
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from typing import Callable, Dict, Sequence, Tuple, Union
 
 import numpy as np
 
-from gluon_amp.base import bfloat16
+from gluon_amp.base import bfloat16, registry
 from gluon_amp.graph import from_json
 from gluon_amp.graph.own_operators import NARROW_BFLOAT16, WIDEN_BFLOAT16
 
@@ -139,6 +139,13 @@ def compute(
     results = {"result": outs[0], **grads, **states}
     results.update((f"result{k}", out) for k, out in enumerate(outs[1:], start=1))
     return {name: array.asnumpy() for name, array in results.items()}
+
+
+def invoke(op: str, arrays: Sequence[nd.NDArray], attributes: Dict[str, object], out=None) -> None:
+    """Call an operator alone, on these arrays themselves, and wait for it."""
+    handle, texts = registry.handle(op).value, list(map(str, attributes.values()))
+    mx.nd._internal._imperative_invoke(handle, arrays, list(attributes), texts, out, False, False)
+    nd.waitall()
 
 
 def reference(

@@ -10,9 +10,9 @@ import random
 import sys
 
 from gluon_amp.base import bfloat16 as support
-from gluon_amp.base import registry
 from gluon_amp.base.formats import FORMATS
 from gluon_amp.lowering.emulation import rounding_attrs
+from tests.kernels.images import invoke
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -186,16 +186,7 @@ def alone(op, attributes, arrays, may_write=True):
         else None
     )
     with autograd.record(random.random() < 0.3):
-        mx.nd._internal._imperative_invoke(
-            registry.handle(op).value,
-            made,
-            list(attributes),
-            list(attributes.values()),
-            out,
-            False,
-            False,
-        )
-    nd.waitall()
+        invoke(op, made, attributes, out)
 
 
 def in_a_graph(op, attributes, arrays, requests=("write", "write", "add")):

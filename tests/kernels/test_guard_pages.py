@@ -13,8 +13,7 @@ import sys
 import numpy as np
 import pytest
 
-from gluon_amp.base import registry
-from tests.kernels.images import ELEMENTS, operator
+from tests.kernels.images import ELEMENTS, invoke, operator
 from tests.kernels.products import Convolution, Deconvolution, Depthwise, random_case
 from tests.lowering import printed
 from tests.marks import needs_library
@@ -112,16 +111,8 @@ def call_all(element, seed, count, at_end):
         executor.backward(guarded(result.shape, stored, at_end))
         nd.waitall()
         if len(symbol.list_outputs()) == 1:
-            mx.nd._internal._imperative_invoke(
-                registry.handle(f"_gluon_amp_{op}").value,
-                list(args.values()),
-                list(attributes),
-                list(map(str, attributes.values())),
-                guarded(result.shape, stored, at_end),
-                False,
-                False,
-            )
-            nd.waitall()
+            out = guarded(result.shape, stored, at_end)
+            invoke(f"_gluon_amp_{op}", list(args.values()), attributes, out)
 
 
 CALLS = "import sys; from tests.kernels.test_guard_pages import main; main(*map(int, sys.argv[1:]))"

@@ -10,11 +10,11 @@ import pytest
 import gluon_amp as amp
 from gluon_amp import kernels
 from gluon_amp.base import hardware
-from tests.lowering import printed
+from tests.lowering import back_through, printed
 from tests.marks import needs_library
 
 import mxnet as mx
-from mxnet import autograd, nd
+from mxnet import nd
 from mxnet.gluon import nn
 
 
@@ -35,10 +35,9 @@ def bits():
     amp.cast(net, "float16")
     net.hybridize(static_alloc=True)
     x = nd.array(np.random.normal(size=(4, 3, 16, 16)))
+    head = nd.array(np.random.RandomState(1).normal(size=(4, 4))) * 1e-4
     for _ in range(2):
-        with autograd.record():
-            out = net(x)
-        out.backward(nd.array(np.random.RandomState(1).normal(size=out.shape)) * 1e-4)
+        out = back_through(net, x, head=head)
     tensors = {name: p.grad() for name, p in net.collect_params().items()}
     arrays = {**tensors, "out": out}
     return {name: hashlib.sha1(a.asnumpy().tobytes()).hexdigest() for name, a in arrays.items()}
@@ -46,10 +45,7 @@ def bits():
 
 def bits_of_all():
     """Return the bits by MXNet's casts, and those on each instruction set of this processor."""
-    found = []
-    for instructions in (None, *kernels.INSTRUCTION_SETS):
-        if kernels.select(instructions):
-            found.append(bits())
+    found = [bits() for _ in filter(kernels.select, (None, *kernels.INSTRUCTION_SETS))]
     kernels.select(None)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(kernels, "available", lambda: False)

@@ -9,12 +9,13 @@ from gluon_amp.graph.own_operators import BFLOAT16, NARROW, ROUND, ROUND_RELU, W
 from gluon_amp.lowering.emulation import rounding_attrs
 from tests.float_values import beside, every_value
 from tests.kernels.images import assert_same_bits, compute, operator
+from tests.lowering import back_through
 from tests.lowering.study import studied
 from tests.lowering.study.studied import E4M3, E5M2
 from tests.marks import needs_bfloat16, needs_library
 
 import mxnet as mx
-from mxnet import autograd, nd
+from mxnet import nd
 
 pytestmark = needs_library
 
@@ -64,12 +65,11 @@ def test_values_midpoints_and_neighbours(case):
     number = ~np.isnan(values) & ~np.isnan(expected)
     relu = np.where(expected > 0, expected, np.float32(0))[number]
     found = []
-    for instructions in kernels.INSTRUCTION_SETS:
-        if kernels.select(instructions):
-            found.append(run(ROUND, values, **attrs))
-            assert_same_bits(found[-1], expected)
-            assert_same_bits(run(ROUND, np.ones_like(values), head=values, **attrs), expected)
-            assert_same_bits(run(ROUND_RELU, values[number], **attrs), relu)
+    for _ in filter(kernels.select, kernels.INSTRUCTION_SETS):
+        found.append(run(ROUND, values, **attrs))
+        assert_same_bits(found[-1], expected)
+        assert_same_bits(run(ROUND, np.ones_like(values), head=values, **attrs), expected)
+        assert_same_bits(run(ROUND_RELU, values[number], **attrs), relu)
     kernels.select(None)
     assert all(np.array_equal(other.view("u4"), found[0].view("u4")) for other in found)
 
@@ -128,9 +128,7 @@ def test_the_cast_to_bfloat16_is_amp_casts_and_adds(size):
         for grad_req in ("write", "add"):
             x.attach_grad(grad_req)
             for head in heads:
-                with autograd.record():
-                    out = cast(x)
-                out.backward(head)
+                out = back_through(cast, x, head=head)
                 results[op].append(x.grad.asnumpy())
         results[op].insert(0, out.asnumpy())
     ours, (_, *theirs) = results[BFLOAT16], results["amp_cast"]

@@ -46,11 +46,9 @@ def test_layer_norm(instruction_set, shape, requests):
 
 
 def test_layer_norm_has_the_same_bits_everywhere():
-    found = []
-    for instructions in kernels.INSTRUCTION_SETS:
-        if kernels.select(instructions):
-            arrays, head = arrays_of((70, 45)), normal((70, 45), "float16", seed=9)
-            found.append(compute(norm(), arrays, head))
+    arrays, head, found = arrays_of((70, 45)), normal((70, 45), "float16", seed=9), []
+    for _ in filter(kernels.select, kernels.INSTRUCTION_SETS):
+        found.append(compute(norm(), arrays, head))
     kernels.select(None)
     for one in found[1:]:
         for name, value in one.items():
@@ -197,10 +195,8 @@ def test_no_elements(shape):
         found = compute(norm(), arrays, np.zeros(shape, np.float32))
         for name in ("gamma", "beta"):
             np.testing.assert_array_equal(found[name], np.zeros(shape[-1:]))
-        x = {"x": arrays["x"]}
-        softmax = operator("_gluon_amp_softmax", ["x"], "float32")
-        assert compute(softmax, x, np.zeros(shape, np.float32))["result"].shape == shape
-        gelu = operator("_gluon_amp_gelu", ["x"], "float32")
-        assert compute(gelu, x, np.zeros(shape, np.float32))["x"].shape == shape
-        split = operator("_gluon_amp_split", ["x"], "float32", axis=0, num_outputs=1)
-        assert compute(split, x, np.zeros(shape, np.float32))["x"].shape == shape
+        others = {"softmax": {}, "gelu": {}, "split": {"axis": 0, "num_outputs": 1}}
+        for op, attrs in others.items():
+            symbol = operator(f"_gluon_amp_{op}", ["x"], "float32", **attrs)
+            found = compute(symbol, {"x": arrays["x"]}, np.zeros(shape, np.float32))
+            assert found["result"].shape == found["x"].shape == shape

@@ -34,8 +34,12 @@ def copies(arrays):
     return [array.copy() for array in arrays]
 
 
-def slots(*columns):
-    """Return the arrays of all weights, weight by weight, and the number of arrays of each."""
+def slots(weights, grads, *states, targets):
+    """Return the arrays of all weights, weight by weight, and the number of arrays of each.
+
+    `targets` are the masters, or the weights themselves if `weights` is None.
+    """
+    columns = [weights or targets, grads, *states, weights and targets]
     columns = [column for column in columns if column is not None]
     return [array for slot in zip(*columns) for array in slot], len(columns)
 
@@ -54,9 +58,8 @@ def options(clip, **numbers):
 
 def gradients(dtype):
     grads = normal(100, 1)
-    grads[0][:] = nd.array(
-        [np.inf, np.nan, 6e4]
-    )  # the bits of such an update should be the same, too
+    # the bits of such an update should be the same, too
+    grads[0][:] = nd.array([np.inf, np.nan, 6e4])
     return [grad.astype(dtype) for grad in grads]
 
 
@@ -80,9 +83,7 @@ def test_sgd_gives_the_bits_of_mxnets_operators(instruction_set, dtype, clip, mo
         getattr(nd, name)(*arrays, out=arrays[0], **numbers)
 
     our_weights, our_momenta, our_targets = ours
-    arrays, stride = slots(
-        our_weights or our_targets, grads, our_momenta, our_weights and our_targets
-    )
+    arrays, stride = slots(our_weights, grads, our_momenta, targets=our_targets)
     updates.sgd_update(arrays, stride, LRS, WDS, momentum, RESCALE, clip)
     same(our_targets, targets)
     same(our_weights or [], weights or [])
@@ -116,9 +117,7 @@ def test_adam_gives_the_bits_of_mxnets_operator(instruction_set, dtype, clip, de
             nd.cast(target, dtype="float16", out=weights[k])
 
     our_weights, our_means, our_variances, our_targets = ours
-    arrays, stride = slots(
-        our_weights or our_targets, grads, our_means, our_variances, our_weights and our_targets
-    )
+    arrays, stride = slots(our_weights, grads, our_means, our_variances, targets=our_targets)
     decays = [lr * wd if decoupled else 0 for lr, wd in zip(LRS, WDS)]
     wds = [0] * COUNT if decoupled else WDS
     updates.adam_update(
@@ -143,7 +142,7 @@ def test_masters_follow_a_weight_that_somebody_wrote(instruction_set):
         updates.sync_master(weight, master)
     same(synced, expected)
     zeros = [nd.zeros_like(weight) for weight in weights]
-    arrays, stride = slots(weights, zeros, targets)
+    arrays, stride = slots(weights, zeros, targets=targets)
     updates.sgd_update(arrays, stride, LRS, [0] * COUNT, 0, 1, None)
     same(targets, expected)
 
@@ -197,12 +196,11 @@ def test_no_arrays_and_empty_ones():
 
 def test_an_update_waits_for_what_comes_before_and_is_seen_by_what_comes_after():
     weight, grad, momentum = nd.ones((700, 700)), nd.ones((700, 700)), nd.zeros((700, 700))
+    expected = 1.0
     for _ in range(5):
         grad = nd.dot(grad, nd.ones((700, 700))) / 700  # all ones again, after a while
         updates.sgd_update([weight, grad, momentum], 3, [0.25], [0], 0, 1, None)
         weight = weight * 2
-    expected = 1.0
-    for _ in range(5):
         expected = (expected - 0.25) * 2
     assert (weight.asnumpy() == expected).all()
 
@@ -230,7 +228,7 @@ def test_float32_gradients_of_float16_weights():
         weight = expected[k]
         nd.sgd_mom_update(weight, grads[k], momenta[k].copy(), out=weight, **arguments)
     weights = [t.astype("float16") for t in targets]
-    arrays, stride = slots(weights, grads, momenta, targets)
+    arrays, stride = slots(weights, grads, momenta, targets=targets)
     updates.sgd_update(arrays, stride, LRS, WDS, 0.9, RESCALE, None)
     same(targets, expected)
     same(weights, [t.astype("float16") for t in expected])

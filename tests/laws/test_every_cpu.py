@@ -11,11 +11,10 @@ from tests.marks import needs_library
 @needs_library
 def test_a_step_of_the_emulation():
     found = []
-    for instructions in kernels.INSTRUCTION_SETS:
-        if kernels.select(instructions):
-            training = Training("adam")
-            training.step(0)
-            found.append(training.everything())
+    for _ in filter(kernels.select, kernels.INSTRUCTION_SETS):
+        training = Training("adam")
+        training.step(0)
+        found.append(training.everything())
     kernels.select(None)
     assert len(found) > 1
     assert all(one == found[0] for one in found)

@@ -5,9 +5,9 @@ import pytest
 
 import gluon_amp as amp
 from tests.laws.training import LOW_PRECISION, batch, dense_net
+from tests.lowering import back_through
 
 import mxnet as mx
-from mxnet import autograd
 from mxnet.gluon import nn
 
 MODULES = [mx.nd, mx.nd.op, mx.nd.contrib, mx.sym, mx.sym.op, mx.sym.contrib, mx.gluon, mx.gluon.nn]
@@ -27,11 +27,7 @@ def attributes():
 
 
 def trained(net):
-    x = batch(0)
-    with autograd.record():
-        loss = net(x).sum()
-    loss.backward()
-    return loss.asnumpy(), net[0].weight.grad().asnumpy()
+    return back_through(net, batch(0)).asnumpy(), net[0].weight.grad().asnumpy()
 
 
 @pytest.mark.parametrize("policy", LOW_PRECISION)

@@ -11,7 +11,7 @@ from gluon_amp.graph import op_table, to_json
 from gluon_amp.graph import own_operators as own
 from gluon_amp.lowering import added_gradients, lower
 from gluon_amp.policy import cast_pass
-from tests.lowering import on_symbols, ops
+from tests.lowering import back_through, on_symbols, ops
 from tests.marks import needs_bfloat16
 
 import mxnet as mx
@@ -48,9 +48,7 @@ def gradients(net, parts, grad_req, feed_req="write"):
         if grad_req == "write":  # without a graph, a branch that is not taken writes no gradients
             for grad in (*(p.grad() for p in params), *(array.grad for array in fed)):
                 grad[:] = 0
-        with autograd.record():
-            out = net(*fed)
-        out.backward(nd.array(normal(*out.shape, seed=9)))
+        back_through(net, *fed, head=lambda shape: nd.array(normal(*shape, seed=9)))
         grads = [p.grad() for p in params if p.grad_req != "null"]
         results.append([grad.asnumpy() for grad in (*grads, *(array.grad for array in fed))])
     return results
@@ -182,9 +180,7 @@ def test_the_branch_that_is_not_taken_has_a_zero_gradient(policy):
     net = built(lambda: Cells(cond), policy)
     x = nd.array(normal(5, 3, 4))
     for value, taken, other in ((1, "b", "a"), (-1, "a", "b"), (-1, "a", "b"), (1, "b", "a")):
-        with autograd.record():
-            out = net(x, nd.full((3, 4), value))
-        out.backward()
+        back_through(net, x, nd.full((3, 4), value))
         assert np.abs(getattr(net, taken).weight.grad().asnumpy()).max() > 0
         assert np.abs(getattr(net, other).weight.grad().asnumpy()).max() == 0
 
@@ -240,9 +236,7 @@ def test_embeddings_add_and_stay_sparse(policy, sparse):
     ids = nd.array([1, 3, 3])
     net.weight.grad_req = "write" if sparse else "add"  # MXNet adds no sparse gradients
     for _ in range(2):
-        with autograd.record():
-            out = net(ids)
-        out.backward()
+        back_through(net, ids)
     assert net.weight.grad().stype == ("row_sparse" if sparse else "default")
     times = 1 if sparse else 2
     reference = times * np.array([0, 1, 0, 2, 0, 0, 0])
@@ -297,7 +291,5 @@ def test_a_sum_with_a_variable_without_gradient_in_static_memory(policy):
     net.initialize(mx.init.One())
     amp.cast(net, policy)
     net.hybridize(static_alloc=True, static_shape=True)
-    with autograd.record():
-        loss = net(nd.array([[1, 3]])).sum()
-    loss.backward()
+    back_through(net, nd.array([[1, 3]]))
     assert net.dense.weight.grad().asnumpy().tolist() == [[2, 6], [2, 6]]

@@ -8,7 +8,7 @@ from gluon_amp.lowering import lower
 from gluon_amp.policy import Policy, cast_pass
 from tests.kernels.images import normal, rounded
 from tests.kernels.products import Deconvolution
-from tests.lowering import emulated
+from tests.lowering import back_through, emulated
 from tests.marks import needs_bfloat16
 
 import mxnet as mx
@@ -17,6 +17,16 @@ from mxnet import autograd, nd
 
 def up(size, channels, filters, groups, **sizes):
     return Deconvolution((2, channels, *size), filters, num_group=groups, **sizes)
+
+
+def results(run, inputs, head):
+    """Return the result and the gradients of the second of two passes, by name in float32."""
+    for array in inputs.values():
+        array.attach_grad()
+    for _ in range(2):
+        out = back_through(run, *inputs.values(), head=nd.array(head))
+    found = {"result": out, **{name: array.grad for name, array in inputs.items()}}
+    return {name: array.asnumpy().astype("float32") for name, array in found.items()}
 
 
 TWOS = {"stride": (2, 2, 2), "pad": (1, 1, 1), "adj": (1, 1, 1)}
@@ -44,14 +54,8 @@ def test_deconvolutions_are_gradients_of_convolutions_rounded_once(case, native,
     arrays = case.arrays("float16")
     expected, head = case.expected(arrays, lambda shape: normal(shape, "float16", 3))
     inputs = {name: nd.array(arrays[name], dtype=dtypes[name]) for name in case.names()}
-    for array in inputs.values():
-        array.attach_grad()
-    for _ in range(2):
-        with autograd.record():
-            out = run(*inputs.values())
-        out.backward(nd.array(head))
-    for name, actual in {"result": out, **{n: x.grad for n, x in inputs.items()}}.items():
-        wanted, actual = rounded(expected[name], "float16"), actual.asnumpy().astype("float32")
+    for name, actual in results(run, inputs, head).items():
+        wanted = rounded(expected[name], "float16")
         assert actual.shape == wanted.shape
         # a sum in another order may be rounded differently
         assert np.mean(actual != wanted) <= 0.01
@@ -81,14 +85,9 @@ def test_a_deconvolution_in_bfloat16_that_is_not_blocked(without, monkeypatch):
     run, arrays = nd.CachedOp(lower(cast, dtypes, "cpu")), case.arrays("bfloat16")
     expected, head = case.expected(arrays, lambda shape: normal(shape, "bfloat16", 3))
     inputs = {name: nd.array(arrays[name]) for name in symbol.list_inputs()}
-    for array in inputs.values():
-        array.attach_grad()
-    with autograd.record():
-        out = run(*inputs.values())
-    out.backward(nd.array(head))
-    for name, actual in {"result": out, **{n: x.grad for n, x in inputs.items()}}.items():
+    for name, actual in results(run, inputs, head).items():
         wanted = rounded(expected[name], "bfloat16")
-        np.testing.assert_allclose(actual.asnumpy(), wanted, rtol=2.0**-7, atol=1e-5, err_msg=name)
+        np.testing.assert_allclose(actual, wanted, rtol=2.0**-7, atol=1e-5, err_msg=name)
 
 
 def test_a_3d_deconvolution_with_a_target_shape_is_refused_in_one_sentence():

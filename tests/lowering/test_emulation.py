@@ -9,10 +9,10 @@ from gluon_amp.graph import own_operators as own
 from gluon_amp.lowering import blocked, lower
 from gluon_amp.policy import Policy, cast_pass
 from tests.float_values import beside, every_value
-from tests.lowering import emulated
+from tests.lowering import back_through, emulated
 
 import mxnet as mx
-from mxnet import autograd, nd
+from mxnet import nd
 from mxnet.gluon import nn
 
 
@@ -40,9 +40,7 @@ def dense_gradient(head_gradient):
     net = nn.Dense(1, use_bias=False, in_units=1)
     net.initialize(mx.init.One())
     amp.cast(net, "float16")
-    with autograd.record():
-        out = net(nd.ones((1, 1)))
-    out.backward(nd.array([[head_gradient]]))
+    back_through(net, nd.ones((1, 1)), head=nd.array([[head_gradient]]))
     return net.weight.grad()
 
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import gluon_amp as amp
-from gluon_amp import kernels
 from gluon_amp.base import bfloat16, hardware
 from gluon_amp.lowering import lower, recurrent
 from gluon_amp.policy import Policy, cast_pass
@@ -93,14 +92,8 @@ def test_values_and_gradients(element, mode, sizes):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("instruction_set", ["plain", "avx2", "avx512"])
 def test_instruction_sets_and_added_gradients(instruction_set, mode):
-    if not kernels.select(instruction_set):
-        pytest.skip(f"this processor has no {instruction_set}")
-    try:
-        compare(mode, (2, 2, 3, 2, 5, 19), "float16", "add")
-    finally:
-        kernels.select(None)
+    compare(mode, (2, 2, 3, 2, 5, 19), "float16", "add")
 
 
 def test_no_sequences():

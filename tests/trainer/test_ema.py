@@ -7,7 +7,7 @@ import gluon_amp as amp
 from gluon_amp.optimizer.masters import held_masters
 from gluon_amp.trainer.ema import EMA
 from tests import kinds
-from tests.trainer.helpers import TWO
+from tests.trainer.helpers import TWO, backward
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -105,17 +105,13 @@ def test_the_rule_is_timms_and_a_constant_weight_is_its_own_average(decay):
     trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 1.0})
     ema, before = EMA(net, trainer, decay), masters(net, trainer)
     assert_equal(averages(ema), before)
-    with autograd.record():
-        loss = net(mx.nd.random.normal(shape=(1, 999)))
-    trainer.backward(loss)
+    backward(trainer, net, mx.nd.random.normal(shape=(1, 999)))
     trainer.step(1)
     assert_equal(averages(ema), mixed(before, masters(net, trainer), decay))
     trainer.set_learning_rate(0.0)
     ema.load(masters(net, trainer))
     for _ in range(1000):
-        with autograd.record():
-            loss = net(mx.nd.ones((1, 999)))
-        trainer.backward(loss)
+        backward(trainer, net, mx.nd.ones((1, 999)))
         trainer.step(1)
     for name, weight in masters(net, trainer).items():
         np.testing.assert_allclose(averages(ema)[name], weight, rtol=2e-5)

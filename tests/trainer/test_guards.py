@@ -5,7 +5,7 @@ import pytest
 
 from gluon_amp import Trainer, init_trainer
 from gluon_amp.casting.parameters import bind_parameter
-from tests.trainer.helpers import parameter, run
+from tests.trainer.helpers import backward, parameter, run
 
 import mxnet as mx
 from mxnet import autograd, gluon
@@ -115,9 +115,7 @@ def test_row_sparse_parameters_train_without_a_scale_as_in_mxnet(way):
         trainer = gluon.Trainer(net.collect_params(), "sgd", settings)
         init_trainer(trainer)
     for _ in range(2):
-        with autograd.record():
-            loss = net(mx.nd.array([0, 2, 2])).sum()
-        trainer.backward(loss)
+        backward(trainer, net, mx.nd.array([0, 2, 2]))
         assert trainer.step(2).applied
     rows = net.weight.row_sparse_data(mx.nd.arange(3)).asnumpy()
     np.testing.assert_array_equal(rows, [[0.5, 0.5], [1, 1], [0, 0]])

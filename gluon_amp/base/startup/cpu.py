@@ -84,8 +84,9 @@ def keep_freed_memory() -> None:
     chosen = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
     if not chosen and not any(name.startswith("MALLOC_") for name in os.environ):
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # which musl and macOS lack
-        for parameter, value in MALLOC.items() if mallopt else ():
-            mallopt(parameter, value)
+        for parameter, value in MALLOC.items():
+            if mallopt:
+                mallopt(parameter, value)
 
 
 @contextlib.contextmanager

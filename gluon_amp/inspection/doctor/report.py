@@ -2,7 +2,7 @@
 
 import json
 from dataclasses import dataclass
-from typing import List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from gluon_amp.inspection.doctor import advice
 from gluon_amp.inspection.doctor.detection import Machine
@@ -33,16 +33,15 @@ class Report(Preformatted):
     def to_dict(self) -> dict:
         """Return the report as dicts, lists, strings, numbers, booleans and None."""
         machine = self.machine
+
+        def facts(*names: str) -> Dict[str, Any]:
+            return {name: getattr(machine, name) for name in names}
+
         return {
             "ok": self.ok,
             "asked": self.asked,
             "device": self.device,
-            "python": machine.python,
-            "numpy": machine.numpy,
-            "mxnet": machine.mxnet,
-            "system": machine.system,
-            "wheels": machine.wheels,
-            "cuda_build": machine.cuda_build,
+            **facts("python", "numpy", "mxnet", "system", "wheels", "cuda_build"),
             "driver": machine.driver.found,
             "gpus": [
                 {
@@ -59,10 +58,7 @@ class Report(Preformatted):
                 "cores": machine.cores,
                 "features": advice.cpu_features(machine.cpu_flags),
                 "bfloat16": machine.cpu_bfloat16,
-                "compiler": machine.compiler,
-                "native": machine.native,
-                "prebuilt": machine.prebuilt,
-                "load": machine.load,
+                **facts("compiler", "native", "prebuilt", "load"),
                 "warning": self._busy or None,
             },
             "policies": [outcome._asdict() for outcome in self.outcomes],

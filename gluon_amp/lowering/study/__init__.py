@@ -5,9 +5,9 @@ They are rounded to a format (`rounding`), with a scale for each tensor in 8 bit
 """
 
 import json
-from typing import Any, Dict, Iterator, List, Optional
+from typing import List, Optional
 
-from gluon_amp.graph import STUDY_ATTR, Writer
+from gluon_amp.graph import STUDY_ATTR, Entry, Json, Writer, every_node
 from gluon_amp.lowering.study import float16_sums, rounding
 from gluon_amp.lowering.study.delayed_scaling import Scales
 from gluon_amp.lowering.typed_graph import TypedGraph
@@ -19,9 +19,9 @@ ON_CPU_ALONE = (
 )
 
 
-def refuse_on_gpu(graph: Dict[str, Any]) -> None:
+def refuse_on_gpu(graph: Json) -> None:
     """Raise `ValueError` for a graph with a marked product, in a body too."""
-    marks = set(_marks(graph))
+    marks = {node["attrs"].get(STUDY_ATTR) for node in every_node(graph)} - {None}
     if FLOAT16_SUMS in marks:
         raise ValueError(
             "accumulate=float16 is for the emulation on a CPU, since on a GPU the kernel "
@@ -31,21 +31,13 @@ def refuse_on_gpu(graph: Dict[str, Any]) -> None:
         raise ValueError(ON_CPU_ALONE)
 
 
-def _marks(graph: Dict[str, Any]) -> Iterator[str]:
-    for node in graph["nodes"]:
-        if STUDY_ATTR in node["attrs"]:
-            yield node["attrs"][STUDY_ATTR]
-        for body in node.get("subgraphs", ()):
-            yield from _marks(body)
-
-
 def replace_products(graph: TypedGraph, scales: Optional[Scales]) -> TypedGraph:
     """Return a graph in which operators of our own stand around or in place of marked products.
 
     Without the scales of its net, each tensor's scale follows the tensor itself.
     """
 
-    def rule(out: Writer, i: int, node: Dict[str, Any], inputs: List[list]) -> Optional[list]:
+    def rule(out: Writer, i: int, node: Json, inputs: List[Entry]) -> Optional[Entry]:
         if STUDY_ATTR not in node["attrs"]:
             return None
         attrs = dict(node["attrs"])

@@ -6,17 +6,14 @@ too. If some of the three directions stay in float32, the product is computed tw
 not, and each direction is that of one of the two.
 """
 
-from typing import Any, Container, Dict, List, Optional
+from typing import Container, List, Optional
 
 from gluon_amp import kernels
 from gluon_amp.base.formats import FORMATS
-from gluon_amp.graph import Writer, op_table
+from gluon_amp.graph import Entry, Json, Writer, op_table
 from gluon_amp.lowering.emulation import rounding_attrs
 from gluon_amp.lowering.study.delayed_scaling import Scales
 from gluon_amp.policy.study import DIRECTIONS, Rounding, has_8_bits
-
-Node = Dict[str, Any]
-Entry = List[int]
 
 # Operators of gluon_amp's C++ library (kernels/src/study.cc)
 ROUND_OPERAND, ROUND_GRADIENT = "_gluon_amp_round_operand", "_gluon_amp_round_gradient"
@@ -24,7 +21,7 @@ FIRST_OF_TWO = "_gluon_amp_first_of_two"
 
 
 def add_product(
-    out: Writer, node: Node, inputs: List[Entry], rounding: Rounding, scales: Optional[Scales]
+    out: Writer, node: Json, inputs: List[Entry], rounding: Rounding, scales: Optional[Scales]
 ) -> Entry:
     """Append a product whose directions are rounded, or some of them; return its entry."""
     if not kernels.available():
@@ -49,7 +46,7 @@ def add_product(
 
 
 def _rounded(
-    out: Writer, node: Node, inputs: List[Entry], rounding: Rounding, scales: Optional[Scales]
+    out: Writer, node: Json, inputs: List[Entry], rounding: Rounding, scales: Optional[Scales]
 ) -> Entry:
     """Append the product of rounded operands, with a rounded gradient; return its entry."""
 
@@ -72,7 +69,7 @@ def _rounded(
 
 
 def _differentiable(
-    out: Writer, node: Node, inputs: List[Entry], directions: Container[str]
+    out: Writer, node: Json, inputs: List[Entry], directions: Container[str]
 ) -> List[Entry]:
     """Return inputs of which only those are differentiated that belong to the directions.
 

@@ -12,6 +12,7 @@ import pytest
 from gluon_amp.base import hardware
 from gluon_amp.base.startup import compat, cpu
 from tests import ROOT
+from tests.lowering import printed
 
 import mxnet as mx
 
@@ -38,17 +39,8 @@ print(sorted(set(mx.nd.amp_cast(y, dtype="float32").asnumpy().ravel().tolist()))
 
 
 def run(code, **environment):
-    """Run code in a new interpreter; return its output."""
-    clean = {name: value for name, value in os.environ.items() if name not in SETTINGS}
-    clean["PYTHONPATH"] = str(ROOT)
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env={**clean, **environment},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, (done.returncode, done.stderr)
-    return done.stdout
+    """Return what code prints without a user's settings, but with these."""
+    return printed(code, **{**dict.fromkeys(SETTINGS), **environment})
 
 
 needs_topology = pytest.mark.skipif(

@@ -4,9 +4,10 @@ import numpy as np
 
 import gluon_amp as amp
 from gluon_amp.base.formats import FORMATS, exponent_for, rounded_array
+from tests.lowering import back_through
 
 import mxnet as mx
-from mxnet import autograd, nd
+from mxnet import nd
 from mxnet.gluon import nn
 
 HYBRID = "params=float32,compute=float8_e4m3,gradients=float8_e5m2"
@@ -43,9 +44,7 @@ def run(net, x, head):
     """Return the output, the gradient of the data and that of the weight."""
     x = nd.array(x)
     x.attach_grad()
-    with autograd.record():
-        y = net(x)
-    y.backward(nd.array(head))
+    y = back_through(net, x, head=nd.array(head))
     return y.asnumpy(), x.grad.asnumpy(), net.weight.grad().asnumpy()
 
 

@@ -9,6 +9,7 @@ import gluon_amp as amp
 from gluon_amp.lowering.study import delayed_scaling
 from tests.lowering.study.studied import E4M3, HYBRID, arrays, inside, one_product, rounded, run
 from tests.marks import needs_library
+from tests.trainer.helpers import TWO, backward
 
 import mxnet as mx
 from mxnet import autograd, nd
@@ -84,15 +85,11 @@ def test_micro_batches_share_the_scale_of_a_step():
     net.collect_params().zero_grad()
     parts = nd.random.normal(shape=(4, 4))
     for part in (parts[:1], parts[1:]):
-        with autograd.record():
-            loss = net(part)
-        trainer.backward(loss)
+        backward(trainer, net, part)
     added = net.weight.grad().asnumpy()
     assert len(histories(trainer)[":FullyConnected:1:0"]) == 1
     net.collect_params().zero_grad()
-    with autograd.record():
-        loss = net(parts)
-    trainer.backward(loss)
+    backward(trainer, net, parts)
     np.testing.assert_allclose(added, net.weight.grad().asnumpy(), rtol=1e-6)
 
 
@@ -166,11 +163,10 @@ def test_two_devices_share_the_largest_magnitude():
         nn.Dense(3, in_units=4, use_bias=False),
         amp.Policy(HYBRID).pin(ops=["FullyConnected"], dtype="float8_e4m3"),
     )
-    devices = [mx.cpu(0), mx.cpu(1)]
-    net.initialize(ctx=devices)
+    net.initialize(ctx=TWO)
     trainer = amp.Trainer(net.collect_params(), "sgd")
     with autograd.record():
-        losses = [net(nd.full((1, 4), size, ctx=device)) for size, device in zip((1, 5), devices)]
+        losses = [net(nd.full((1, 4), size, ctx=device)) for size, device in zip((1, 5), TWO)]
     trainer.backward(losses)
     trainer.step(1)
     assert histories(trainer)[":FullyConnected:1:0"] == [5]

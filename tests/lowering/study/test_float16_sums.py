@@ -7,9 +7,10 @@ import gluon_amp as amp
 from gluon_amp.lowering import lower
 from gluon_amp.lowering.study import float16_sums
 from gluon_amp.policy import Policy, cast_pass
+from tests.lowering import back_through
 
 import mxnet as mx
-from mxnet import autograd, nd
+from mxnet import nd
 from mxnet.gluon import nn
 
 FLOAT32_SUMS = "params=float16,compute=float16"
@@ -64,9 +65,8 @@ def gradients(op, arrays, attrs, policy):
     arrays = dict(zip(names, (nd.array(x) for x in arrays)))
     for array in arrays.values():
         array.attach_grad()
-    with autograd.record():
-        out = mx.nd.CachedOp(lowered)(*(arrays[name] for name in lowered.list_inputs()))
-    out.backward(nd.array(half(*out.shape, seed=9)))
+    inputs = (arrays[name] for name in lowered.list_inputs())
+    out = back_through(nd.CachedOp(lowered), *inputs, head=lambda s: nd.array(half(*s, seed=9)))
     return [out.asnumpy(), *(x.grad.asnumpy() for x in arrays.values())]
 
 
@@ -140,9 +140,7 @@ def test_gradients_add_up_in_float16_too():
         net.initialize()
         net.weight.set_data(nd.array(w))
         amp.cast(net, policy)
-        with autograd.record():
-            loss = net(nd.array(x)).sum()
-        loss.backward()
+        back_through(net, nd.array(x))
         assert net.weight.grad().asscalar() == expected
 
 

@@ -8,6 +8,7 @@ from gluon_amp.base.formats import FORMATS, rounded_array
 from gluon_amp.lowering import lower
 from gluon_amp.lowering.study import delayed_scaling
 from gluon_amp.policy import cast_pass
+from tests.lowering import back_through
 from tests.lowering.study.studied import (
     DIRECTIONS,
     E4M3,
@@ -19,9 +20,10 @@ from tests.lowering.study.studied import (
     run,
 )
 from tests.marks import needs_library
+from tests.trainer.helpers import backward
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import gluon, nd
 from mxnet.gluon import nn
 
 pytestmark = needs_library
@@ -93,9 +95,7 @@ def test_a_bias_is_added_in_float32_and_has_the_sum_of_the_weight_s_gradient(wid
     net.bias.set_data(nd.array([0.3, 1e-4]))
     x = nd.zeros((2, 2))
     head = np.array([[1, 0.3], [0.1, 0.7]], "f")
-    with autograd.record():
-        y = net(x)
-    y.backward(nd.array(head))
+    y = back_through(net, x, head=nd.array(head))
     np.testing.assert_array_equal(y.asnumpy(), np.array([[0.3, 1e-4]] * 2, "f"))
     gradient = head if wide == "weight_gradient" else rounded(head, E5M2)
     np.testing.assert_allclose(net.bias.grad().asnumpy(), gradient.sum(0), rtol=1e-6)
@@ -152,9 +152,7 @@ def test_products_in_a_loop_are_rounded():
     net = amp.cast(_Loop(), HYBRID)
     net.initialize()
     trainer = amp.Trainer(net.collect_params(), "sgd")
-    with autograd.record():
-        loss = net(nd.random.normal(shape=(3, 2, 4))).sum()
-    trainer.backward(loss)
+    backward(trainer, net, nd.random.normal(shape=(3, 2, 4)))
     trainer.step(1)
     dtypes = [row.compute_dtype for row in amp.describe(net).rows if row.op == "FullyConnected"]
     assert dtypes == ["float32", *["float8_e4m3"] * 4, "float32"]
@@ -235,8 +233,6 @@ def test_transposed_convolutions_train():
     net.add(nn.Conv2D(2, 1, in_channels=4))
     net.initialize(mx.init.One())
     amp.cast(net, HYBRID)
-    with autograd.record():
-        loss = net(nd.ones((1, 4, 1, 1))).sum()
-    loss.backward()
+    back_through(net, nd.ones((1, 4, 1, 1)))
     # the data is 4, and each of the two last filters sends back a gradient of 1
     assert (net[1].weight.grad().asnumpy() == 8).all()

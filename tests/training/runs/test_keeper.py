@@ -17,9 +17,10 @@ from gluon_amp.training.runs.loop import DivergedError, Loop
 from gluon_amp.training.runs.objective import Objective
 from gluon_amp.training.runs.schedule import Schedule
 from gluon_amp.training.workers.group import Workers
+from tests.trainer.helpers import backward, norm_net
 
 import mxnet as mx
-from mxnet import autograd, gluon, nd
+from mxnet import gluon, nd
 
 IDENTITY = {"model": "m", "data": "d", "classes": 2, "train_images": 9, "dtype": "float32"}
 IDENTITY.update(total_batch=3, seed=0, workers=1)
@@ -131,14 +132,9 @@ class Half(Workers):
 
 
 def test_each_worker_gets_its_own_counts_and_statistics_back(tmp_path):
-    net = gluon.nn.HybridSequential(prefix="net_")
-    with net.name_scope():
-        net.add(gluon.nn.Dense(2, in_units=2), gluon.nn.BatchNorm(in_channels=2))
-    net.initialize()
+    net = norm_net(prefix="net_")
     trainer = amp.Trainer(net.collect_params(), "sgd", loss_scale=8)
-    with autograd.record():
-        loss = net(nd.array([[1, 2], [3, 5]])).sum()
-    trainer.backward(loss)
+    backward(trainer, net, nd.array([[1, 2], [3, 5]]))
     assert trainer.step(1).applied
     statistics = [net[1].running_mean, net[1].running_var]
     saved_values = [p.data().asnumpy() for p in statistics]
