@@ -53,7 +53,7 @@ AMX = {"DNNL_MAX_CPU_ISA": "AVX512_CORE_AMX"}
 
 # Parameters of glibc's mallopt: M_ARENA_MAX (else the engine's thread has an arena of its own, with
 # blocks of less than 64 MiB), M_MMAP_THRESHOLD and M_TRIM_THRESHOLD in bytes
-MALLOC = {-8: 1, -3: 2**28, -1: 2**29}
+MALLOC = {-8: 1, -3: 2**28, -1: 2**28}
 
 # arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) of Linux on x86-64
 _ARCH_PRCTL, _ARCH_REQ_XCOMP_PERM, _XFEATURE_XTILEDATA = 158, 0x1023, 18
@@ -80,7 +80,7 @@ def check_variables() -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 512 MiB of freed memory, unless the user has chosen how it allocates."""
+    """Let glibc keep about 256 MiB of freed memory, unless the user has chosen how it allocates."""
     chosen = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
     if not chosen and not any(name.startswith("MALLOC_") for name in os.environ):
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # which musl and macOS lack

@@ -160,22 +160,23 @@ def test_settings_of_the_user_stay(monkeypatch):
     assert os.environ["MXNET_CPU_TEMP_COPY"] == "1"
 
 
-# How many new pages ten arrays of 4,096 pages need, after some that were freed
+# How many new pages forty arrays of 4,096 pages need, after some that were freed
 FAULTS = """
 import gluon_amp, resource, mxnet as mx
 faults = []
-for _ in range(20):
+for _ in range(50):
     mx.nd.ones(2**22).wait_to_read()
     faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
-print(faults[-1] - faults[-11])
+print(faults[-1] - faults[-41])
 """
 
 
 @pytest.mark.skipif("glibc" not in platform.libc_ver(), reason="mallopt is glibc's")
 def test_freed_memory_is_used_again_unless_the_user_has_chosen():
-    assert int(run(FAULTS)) < 1000
-    assert int(run(FAULTS, MALLOC_TOP_PAD_="131072")) > 10_000
-    assert int(run(FAULTS, GLIBC_TUNABLES="glibc.malloc.top_pad=131072")) > 10_000
+    """A few arrays need new pages: glibc may give a part of what was freed to small objects."""
+    assert int(run(FAULTS)) < 40_000
+    assert int(run(FAULTS, MALLOC_TOP_PAD_="131072")) > 150_000
+    assert int(run(FAULTS, GLIBC_TUNABLES="glibc.malloc.top_pad=131072")) > 150_000
 
 
 def test_make_leaves_the_number_of_threads_to_gluon_amp():
