@@ -170,12 +170,12 @@ def rows_of_the_speeds():
     native = (
         ("bfloat16", "stock float32", plain, {}),
         ("bfloat16", "float32 under `amp.Trainer`", own, {"spread": False, "image": False}),
-        ("bfloat16", "PyTorch 2.14, the faster of float32 and bfloat16", peer, {}),
+        ("bfloat16", "eager PyTorch 2.14, the faster of float32 and bfloat16", peer, {}),
         ("float16, emulated", "stock float32", half, {"spread": False}),
     )
     emulated = (
         ("fused_float32", "stock float32", fused, {"image": False}),
-        ("the fastest policy", "PyTorch 2.14 in float32", best, {}),
+        ("the fastest policy", "eager PyTorch 2.14 in float32", best, {}),
         ("float16, emulated", "stock float32", half, {"spread": False}),
         ("bfloat16, emulated", "stock float32", plain, {"spread": False}),
     )
