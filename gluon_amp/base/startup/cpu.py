@@ -21,8 +21,8 @@ one can run at the same time. Its engine has only one worker for a CPU, so one i
 
 Memory that is freed stays in the process. MXNet allocates each array on a CPU anew, and glibc
 returns large ones to Linux, which fills them with zeros when they are used again. With AVX512 that
-took 7 % of a small transformer's training step, and a fifth of MobileNet's without ``static_alloc``.
-The price is memory: a process that trains on images of many sizes held half as much again.
+took 7 % of a small transformer's step, and a fifth of MobileNet's without ``static_alloc``. The
+price is memory: a process that trains on images of many sizes held half as much again.
 
 Variables that the user has set are not changed. Only those of MXNet stay in the environment, where
 programs that this process starts inherit them.
