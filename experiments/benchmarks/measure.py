@@ -81,7 +81,8 @@ def measure(
     def in_turns(group: Sequence[Case]) -> List[Measured]:
         with contextlib.ExitStack() as stack:
             workers = each(group, lambda case: stack.enter_context(_worker(case, peer_python)))
-            runs = each(list(workers), lambda case: runs_per_sample(workers[case](WARM_UP_RUNS)))
+            ready = each(list(workers), lambda case: workers[case](0))  # they start side by side
+            runs = each(list(ready), lambda case: runs_per_sample(workers[case](WARM_UP_RUNS)))
             samples: Dict[Case, List[float]] = {case: [] for case in runs}
             for turn in range(rounds):
                 progress(f"  round {turn + 1} of {rounds}")
@@ -128,8 +129,6 @@ def _worker(case: Case, peer_python: Optional[Path]) -> Iterator[Callable[[Optio
             ) from None
         if isinstance(reply, str):
             raise BenchmarkError(reply)
-        if pauses:
-            process.send_signal(signal.SIGSTOP)
         return reply
 
     def request(message: Optional[int]) -> Any:
@@ -137,10 +136,13 @@ def _worker(case: Case, peer_python: Optional[Path]) -> Iterator[Callable[[Optio
             process.send_signal(signal.SIGCONT)
         with contextlib.suppress(ConnectionError):  # receiving reports it
             connection.send(message)
-        return receive()
+        reply = receive()
+        reply = receive() if reply is None else reply  # the first one says that it is ready
+        if pauses:
+            process.send_signal(signal.SIGSTOP)
+        return reply
 
     try:
-        receive()  # the process is ready
         yield request
     finally:
         process.send_signal(signal.SIGCONT)
