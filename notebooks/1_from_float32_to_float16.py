@@ -195,6 +195,7 @@ def train(
     if masters:
         trainer = amp.Trainer(params, "sgd", sgd, loss_scale=loss_scale)
     else:
+        warnings.filterwarnings("ignore", "This Trainer trains in float16")  # as is wanted here
         trainer = gluon.Trainer(params, "sgd", sgd)  # MXNet's own
     losses, accuracy = [], []
     for epoch in range(epochs):
