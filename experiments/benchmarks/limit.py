@@ -30,10 +30,9 @@ def count(net: mx.gluon.HybridBlock, data: nd.NDArray, trains: bool) -> int:
     A step has three products for each of a forward pass: the result and two gradients. The data of
     the network have no gradient.
     """
-    symbol = net(mx.sym.var("data"))
-    known = {name: p.shape for name, p in net.collect_params().items()}
+    symbol, parameters = net(mx.sym.var("data")), net.collect_params()
     inside = symbol.get_internals()
-    known = {k: v for k, v in known.items() if k in inside.list_inputs()}
+    known = {name: parameters[name].shape for name in inside.list_inputs() if name in parameters}
     _, found, _ = inside.infer_shape(data=data.shape, **known)
     shapes = dict(zip(inside.list_outputs(), found))
     nodes, total = json.loads(symbol.tojson())["nodes"], 0

@@ -3,6 +3,7 @@
 It imports nothing but the standard library.
 """
 
+import contextlib
 import json
 import sys
 import time
@@ -36,8 +37,9 @@ def serve(build: Callable[[Dict[str, Any]], Built], wait: Callable[[], object]) 
         with open("/proc/self/status") as lines:
             peak = next(line for line in lines if line.startswith("VmHWM"))
         connection.send({"mebibytes": int(peak.split()[1]) / 1024, **count()})
-    except (EOFError, KeyboardInterrupt):
+    except (EOFError, ConnectionError, KeyboardInterrupt):
         pass  # the parent has ended, and has reported why
     except Exception as error:  # whatever it is, the parent reports it
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        connection.send(f"{case['label']}: {lines[0]}")
+        with contextlib.suppress(ConnectionError):  # it may have ended, by the error of another case
+            connection.send(f"{case['label']}: {lines[0]}")

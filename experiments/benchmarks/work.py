@@ -128,11 +128,15 @@ def infer(case: Case) -> Callable[[], None]:
 # ------------------------------------------------------------------------------------- parameters
 
 
-def trained_parameters(case: Case) -> Dict[str, mx.gluon.Parameter]:
-    """Return the trained parameters of the case's network by name, with known shapes."""
+def shaped_network(case: Case) -> mx.gluon.HybridBlock:
+    """Return the case's network after a forward pass, which determines the shapes."""
     net = network(case)
-    inputs, _ = batch_of(replace(case, batch=1, pixels=case.pixels if case.images else 224))
-    net(inputs)  # determines the shapes
+    net(batch_of(replace(case, batch=1, pixels=case.pixels if case.images else 224))[0])
+    return net
+
+
+def trained(net: mx.gluon.HybridBlock) -> Dict[str, mx.gluon.Parameter]:
+    """Return the trained parameters of a network by name."""
     return {name: p for name, p in net.collect_params().items() if p.grad_req != "null"}
 
 
@@ -141,7 +145,7 @@ def gradients(case: Case) -> Dict[str, nd.NDArray]:
     random = np.random.RandomState(0)
     return {
         name: nd.array(random.normal(0, 1e-2, p.shape), dtype=case.dtype)
-        for name, p in trained_parameters(case).items()
+        for name, p in trained(shaped_network(case)).items()
     }
 
 
@@ -189,15 +193,11 @@ def build(options: Dict[str, Any]) -> Built:
     case = Case(**options)
 
     def count() -> Dict[str, int]:
-        parameters = sum(int(np.prod(p.shape)) for p in trained_parameters(case).values())
-        if case.library != "mxnet" or not case.images:
-            return {"parameters": parameters}
-        net, (inputs, _) = network(case), batch_of(case)
-        net(inputs[:1])  # determines the shapes
-        return {
-            "parameters": parameters,
-            "products": limit.count(net, inputs, case.work == "train"),
-        }
+        net = shaped_network(case)
+        found = {"parameters": sum(int(np.prod(p.shape)) for p in trained(net).values())}
+        if case.library == "mxnet" and case.images:
+            found["products"] = limit.count(net, batch_of(case)[0], case.work == "train")
+        return found
 
     return WORK[case.work](case), count
 

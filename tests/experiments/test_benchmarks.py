@@ -139,7 +139,7 @@ def test_a_network_that_is_built_here_is_trained(name, parameters):
         "training, torch.compile float32",
     ]
     assert {case.optimizer for case in cases} == {"adam"}
-    sizes = [p.shape for p in work.trained_parameters(cases[1]).values()]
+    sizes = [p.shape for p in work.trained(work.shaped_network(cases[1])).values()]
     assert sum(math.prod(shape) for shape in sizes) == parameters
     assert work.train(cases[1])().applied
 

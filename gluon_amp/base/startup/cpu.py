@@ -83,11 +83,11 @@ def check_variables() -> None:
 def keep_freed_memory() -> None:
     """Let glibc keep about 256 MiB of freed memory, unless the user has chosen how it allocates."""
     chosen = "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
-    if not chosen and not any(name.startswith("MALLOC_") for name in os.environ):
-        mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # which musl and macOS lack
+    chosen = chosen or any(name.startswith("MALLOC_") for name in os.environ)
+    libc = ctypes.CDLL(None)
+    if not chosen and hasattr(libc, "mallopt"):  # which musl and macOS lack
         for parameter, value in MALLOC.items():
-            if mallopt:
-                mallopt(parameter, value)
+            libc.mallopt(parameter, value)
 
 
 @contextlib.contextmanager

@@ -49,11 +49,8 @@ void add_tile(const FewRowsProduct& p, int64_t row, int64_t n, int64_t begin, in
     for (int j = 0; j < weights; ++j) {
       float parts[kLanes];
       for (int v = 0; v < kVectors; ++v) sums[i][j][v].store(parts + v * Many::width);
-      for (int half = kLanes / 2; half > 0; half /= 2) {
-        for (int l = 0; l < half; ++l) parts[l] += parts[l + half];
-      }
       float* out = p.out + (row + i) * p.stride + n + j;
-      *out = (begin > 0 ? *out : p.bias ? p.bias[n + j] : 0) + parts[0];
+      *out = (begin > 0 ? *out : p.bias ? p.bias[n + j] : 0) + sum_by_halves(parts);
     }
   }
 }

@@ -18,10 +18,7 @@ inline float sum_of(int64_t n, Step step) {
   float sums[kSums];
   for (int k = 0; k < count; ++k) parts[k].store(sums + k * width);
   for (int k = 0; i < n; ++i, ++k) sums[k] += step(One(), i).x;
-  for (int half = kSums / 2; half > 0; half /= 2) {
-    for (int k = 0; k < half; ++k) sums[k] += sums[k + half];
-  }
-  return sums[0];
+  return sum_by_halves(sums);
 }
 
 // The largest element; NaN is not larger than anything

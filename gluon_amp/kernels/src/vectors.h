@@ -247,6 +247,15 @@ inline void each(int64_t first, int64_t end, Step step) {
   for (; i < end; ++i) step(One(), i);
 }
 
+// The sum of values, of which the second half is added to the first until one is left
+template <int count>
+inline float sum_by_halves(float (&values)[count]) {
+  for (int half = count / 2; half > 0; half /= 2) {
+    for (int k = 0; k < half; ++k) values[k] += values[k + half];
+  }
+  return values[0];
+}
+
 template <typename From, typename To>
 inline void convert(const From* in, To* out, int64_t n) {
   each(0, n, [=](auto v, int64_t i) { v.load(in + i).store(out + i); });
