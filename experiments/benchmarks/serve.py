@@ -41,5 +41,5 @@ def serve(build: Callable[[Dict[str, Any]], Built], wait: Callable[[], object]) 
         pass  # the parent has ended, and has reported why
     except Exception as error:  # whatever it is, the parent reports it
         lines = str(error).strip().splitlines() or [type(error).__name__]
-        with contextlib.suppress(ConnectionError):  # it may have ended, by the error of another case
+        with contextlib.suppress(ConnectionError):  # another case may have ended it
             connection.send(f"{case['label']}: {lines[0]}")
