@@ -103,7 +103,9 @@ def write(job: Job, python: Path, folder: Path) -> None:
     for name, edits in job.case.files.items():
         package = folder / Path(name).parts[0]
         if not package.exists():
-            shutil.copytree(site_packages(python) / package.name, package)
+            # compiled files would stand for an edited one of the same second and size
+            compiled = shutil.ignore_patterns("__pycache__")
+            shutil.copytree(site_packages(python) / package.name, package, ignore=compiled)
         path = folder / name
         path.write_text(apply(edits, path.read_text(), job.policy))
 
