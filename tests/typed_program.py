@@ -14,9 +14,9 @@ def train(net: gluon.HybridBlock, loss_fn: gluon.loss.Loss, data: nd.NDArray) ->
     amp.cast(net, 16)  # type: ignore[arg-type]
     scale = amp.DynamicLossScale(growth_interval=100)
     trainer = amp.Trainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, loss_scale=scale)
-    amp.Trainer(net.collect_params(), "sgd", los_scale=8)  # type: ignore[call-arg]
+    amp.Trainer(net.collect_params(), "sgd", los_scale=8)  # type: ignore[arg-type]
     trainer.backward([loss_fn(net(data), data)], accumulate=True)
-    norm: float = trainer.clip_global_norm(1.0)
+    norm: float = trainer.clip_global_norm(1.0, 1)
     report: amp.StepReport = trainer.step(32)
     report.applied = True  # type: ignore[misc]
     with amp.EMA(net, trainer, decay=0.99).applied():

@@ -2,7 +2,7 @@
 
 import warnings
 import weakref
-from typing import Dict, Tuple, Union
+from typing import Dict, NoReturn, Tuple, Union
 
 from gluon_amp import graph, kernels
 from gluon_amp.base.messages import first_few
@@ -40,7 +40,7 @@ import mxnet as mx
 from mxnet import autograd
 
 
-def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
+def cast(net: Block, policy: Union[str, type, Policy] = "float16", **others: NoReturn) -> Block:
     """Cast a net in place, so that it computes in the dtypes of a policy, and return it.
 
     Works before or after `initialize` and `hybridize`; a cast net is always hybridized. The net is
@@ -81,7 +81,7 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
     ------
     TypeError
         `net` is not a Block, contains no HybridBlock, or has trainable parameters in float64 or
-        of integers.
+        of integers; or an argument is unknown.
     ValueError
         The policy is unknown or contradictory, bfloat16 was requested on a GPU, or 'float32' for a
         net whose own Python code casts to float16 what float32 parameters meet.
@@ -99,6 +99,10 @@ def cast(net: Block, policy: Union[str, type, Policy] = "float16") -> Block:
     >>> net.weight.dtype
     'float16'
     """
+    for name in others:
+        raise TypeError(
+            f"cast() has no argument {name!r}: the policy stands second, amp.cast(net, 'float16')."
+        )
     policy = Policy.parse(policy)
     if not isinstance(net, Block):
         raise TypeError(f"cast() got a {type(net).__name__}, expected a gluon Block.")

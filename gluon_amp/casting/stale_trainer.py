@@ -36,9 +36,8 @@ class DtypesAtBuild:
         for param, old, new in zip(self._params, self.names, _names(self._params)):
             if old[0] != new[0] or (computing and old[1] != new[1]):
                 raise RuntimeError(
-                    f"Parameter {param.name} was {_in_words(*old)} when this trainer was built and "
-                    f"is {_in_words(*new)} now: the trainer was built before the cast, build a new "
-                    "one after it."
+                    f"This trainer was built before the cast of {param.name}: build it after "
+                    "amp.cast."
                 )
 
 
@@ -49,10 +48,6 @@ def gradient_dtype_of(param: gluon.Parameter) -> str:
 
 def _names(params: List[gluon.Parameter]) -> List[Tuple[str, str]]:
     return [(dtype_name(p.dtype), gradient_dtype_of(p)) for p in params]
-
-
-def _in_words(dtype: str, computing: str) -> str:
-    return dtype if computing == "float32" else f"{dtype} computing in {computing}"
 
 
 def guard_trainers(params: Iterable[gluon.Parameter]) -> None:

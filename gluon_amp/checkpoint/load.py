@@ -10,7 +10,7 @@ from gluon_amp.base.array_kinds import of_kind_for
 from gluon_amp.base.messages import did_you_mean, first_few
 from gluon_amp.base.shapes import shape_fits
 from gluon_amp.checkpoint.contents import Saved, parameters_of, policies_of, read, trained_names
-from gluon_amp.checkpoint.names import newest
+from gluon_amp.checkpoint.names import check_order, newest
 from gluon_amp.optimizer import masters
 from gluon_amp.optimizer.base import cast
 from gluon_amp.policy import PRESETS, STRING_KEYS
@@ -26,7 +26,7 @@ logger = logging.getLogger("gluon_amp")
 def load_checkpoint(
     path: Union[str, "os.PathLike[str]"], net: gluon.Block, trainer: gluon.Trainer
 ) -> Dict[str, Any]:
-    """Restore a file of `save_checkpoint`; training then continues bit for bit as before.
+    """Restore a file of `save_checkpoint`, bit for bit; training then continues as before.
 
     Everything is checked before anything is changed: after an error, net and trainer are as they
     were.
@@ -72,6 +72,7 @@ def load_checkpoint(
     >>> extra, net.weight.data().asnumpy().tolist()
     ({'epoch': 3}, [[1.0, 1.0]])
     """
+    check_order("load_checkpoint", path)
     path = newest(os.path.abspath(os.fspath(path)))
     check_scaled(trainer, "load_checkpoint")
     saved = read(path)

@@ -2,7 +2,9 @@
 
 import os
 import re
-from typing import List, Tuple
+from typing import Any, List, Tuple
+
+from mxnet import gluon
 
 STEP = "{step}"  # in a name: replaced by the number of updates
 
@@ -14,6 +16,12 @@ def numbered(folder: str, name: str) -> List[Tuple[int, str]]:
     pattern = first + "".join((r"\1" if k else r"(\d+)") + text for k, text in enumerate(others))
     matches = [(re.fullmatch(pattern, entry), entry) for entry in os.listdir(folder)]
     return sorted((int(match[1]), os.path.join(folder, entry)) for match, entry in matches if match)
+
+
+def check_order(caller: str, path: Any) -> None:
+    """Raise `TypeError` if a net stands where the path belongs."""
+    if isinstance(path, gluon.Block):
+        raise TypeError(f"{caller}() expects the file first: amp.{caller}('file', net, trainer).")
 
 
 def newest(path: str) -> str:

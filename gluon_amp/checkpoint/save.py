@@ -9,7 +9,7 @@ from gluon_amp.base.host import host_copy
 from gluon_amp.base.messages import first_few
 from gluon_amp.casting.statistics import is_statistic
 from gluon_amp.checkpoint.contents import FILE, parameters_of, policies_of, trained_names
-from gluon_amp.checkpoint.names import STEP, numbered
+from gluon_amp.checkpoint.names import STEP, check_order, numbered
 from gluon_amp.files import archive, atomic
 from gluon_amp.trainer.ema import averages_of
 from gluon_amp.trainer.loss_scale import whole_number
@@ -75,6 +75,7 @@ def save_checkpoint(
     >>> amp.load_checkpoint(path, net, trainer)
     {'epoch': 7}
     """
+    check_order("save_checkpoint", path)
     folder, name = os.path.split(os.path.abspath(os.fspath(path)))
     check_scaled(trainer, "save_checkpoint")
     if keep is not None:

@@ -93,7 +93,8 @@ def torch_training_state(
     if not isinstance(trainer, gluon.Trainer) or not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(
             f"{function} got a {type(trainer).__name__} and a {type(optimizer).__name__}, expected "
-            "a Trainer and a torch.optim.Optimizer."
+            "a Trainer and a torch.optim.Optimizer: amp.torch_training_state(trainer, net, module, "
+            "optimizer, data)."
         )
     _check_optimizers(trainer, optimizer, function)
     handed = hand_over(net, module, inputs, module_inputs, "torch_training_state")

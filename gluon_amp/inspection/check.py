@@ -65,7 +65,7 @@ def check(
     >>> net = amp.cast(mx.gluon.nn.Dense(1001, in_units=64), 'float16')
     >>> net.initialize()
     >>> print(amp.check(net, None, mx.nd.ones((8, 64))))
-    net: FullyConnected gives 1001 outputs, which is no multiple of 8 for Tensor
+    net: FullyConnected gives 1001 outputs, which is not a multiple of 8 for Tensor
       Cores: make them 1008, and use no label for the 7 others.
     """
     if not isinstance(trainer, (gluon.Trainer, type(None))):

@@ -98,7 +98,7 @@ class Diagnosis:
     def __str__(self) -> str:
         lines = [f"{self.verdict}{self._place}"]
         if self.value_range is not None:
-            what = "gradients" if self.verdict == "ok" else "what went in"
+            what = "gradients" if self.verdict == "ok" else "input range"
             span, scale = range_text(self.value_range), scale_text(self.loss_scale)
             owner = f" of {self.scale_of}" if self.scale_of else ""
             lines.append(f"  {what}: {span}, loss scale {scale}{owner}")
@@ -250,8 +250,8 @@ def _forward_diagnosis(site: Site) -> Diagnosis:
         )
     elif site.is_cast:
         advice = (
-            "Scale what goes in there, which does not fit float16 (at most 65504), or pin its "
-            f"reader to float32 with {pin}."
+            "Scale the input down: float16 ends at 65504. Or keep this block in float32 with "
+            f"{pin}."
         )
     return Diagnosis("forward_overflow", site.block, site.op, site.value_range, advice=advice)
 

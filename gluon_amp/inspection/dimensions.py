@@ -19,7 +19,7 @@ FIXES = {
     "image": "pad images and weight with zeros to {more} channels, or leave it, as a first layer "
     "is a small part of a deep net",
     "channels": "make them {more}",
-    "units": "make the layer before give {more}, or pad the data with zeros",
+    "units": "give the layer before {more} outputs, or pad the data with zeros",
     "outputs": "make them {more}",
     "head": "make them {more}, and use no label for the {rest} others",
     "batch": "use a batch of {more}",
@@ -49,7 +49,7 @@ def dimension_findings(operators: List[Operator]) -> Iterator[Finding]:
             rest = -size % MULTIPLE
             if rest:
                 role = "head" if role == "outputs" and product is products[-1] else role
-                problem = f"{op} {use}, which is no multiple of {MULTIPLE} for Tensor Cores"
+                problem = f"{op} {use}, which is not a multiple of {MULTIPLE} for Tensor Cores"
                 fix = FIXES[role].format(more=size + rest, rest=rest)
                 yield Finding("dimension", block, problem, fix)
 

@@ -79,8 +79,8 @@ def _build(folder: Path, problem: Optional[BuildError]) -> Path:
         why = problem or "this is not the manylinux wheel of gluon_amp, which contains them"
         raise BuildError(f"no C++ compiler: none of $CXX, {names} was found, and {why}")
     logger.warning(
-        "Building gluon_amp's C++ kernels with %s%s: this takes a minute or two and happens once, "
-        "they are kept in %s. `gluon-amp build` does it beforehand.",
+        "Building gluon_amp's C++ kernels with %s%s. This takes a minute or two, once. The result "
+        "is kept in %s.",
         compiler[0],
         f", since {problem}" if problem else "",
         folder,

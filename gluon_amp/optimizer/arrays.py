@@ -4,7 +4,7 @@ On a GPU, MXNet's multi-tensor operators compute both. They run once for each de
 chunks within their limits: `multi_all_finite` aborts the process above 200 arrays, and rejects
 mixed dtypes. On a CPU that operator takes 10 ns per element. There our kernel tests the bits of all
 arrays in one pass, at the speed of memory. Without the kernel numpy does, at half that speed
-(docs/benchmarks/overflow_check.md).
+(docs/speed.md).
 """
 
 import functools

@@ -4,7 +4,7 @@ import math
 import weakref
 from numbers import Real
 from textwrap import shorten
-from typing import Any, Iterable, List, Optional, Union
+from typing import Any, Dict, Iterable, List, Optional, Union
 
 from gluon_amp.base.dtypes import dtype_name
 
@@ -77,6 +77,19 @@ def check_own_weights(parameters: Iterable[gluon.Parameter]) -> None:
         )
 
 
+def check_params(params: Any, others: Dict[str, Any]) -> None:
+    """Raise `TypeError` for a net in place of its parameters, and for unknown arguments."""
+    if isinstance(params, gluon.Block):
+        raise TypeError(
+            "Trainer() got a net, expected its parameters: amp.Trainer(net.collect_params(), ...)."
+        )
+    for name, value in others.items():
+        raise TypeError(
+            f"Trainer() has no argument {name!r}: those of the optimizer stand in a dict, as in "
+            f"amp.Trainer(net.collect_params(), 'sgd', {{{name!r}: {value!r}}})."
+        )
+
+
 def check_masters(trainer: gluon.Trainer) -> None:
     """Raise `ValueError` if a trainer has updated float16 parameters without masters."""
     if not trainer.optimizer.multi_precision and any(u.states for u in trainer._updaters):
@@ -108,7 +121,7 @@ def check_unscaled(gradients: Iterable[NDArray]) -> None:
     if any(dtype_name(grad.dtype) == "float16" for grad in gradients):
         raise TypeError(
             "unscale() would flush small float16 gradients to zero: clip with "
-            "trainer.clip_global_norm(max_norm), or keep the parameters in float32 "
+            "trainer.clip_global_norm(max_norm, batch_size), or keep the parameters in float32 "
             "(policy 'mixed_float16')."
         )
 
@@ -123,11 +136,16 @@ def positive(name: str, number: Union[float, NDArray]) -> float:
     return float(value)
 
 
-def batch_size(number: Union[float, NDArray], rescale: float) -> float:
+def batch_size(number: Union[float, NDArray, None], rescale: float) -> float:
     """Return a batch size as a float; raise `ValueError` unless gradients can be divided by it.
 
     `rescale` is the optimizer's factor of the gradients, which a user can set.
     """
+    if number is None:
+        raise TypeError(
+            "The batch size is missing: the gradients are divided by it, as in "
+            "trainer.step(batch_size); give 1 if the loss is a mean, or to clip the sum."
+        )
     size = positive("batch_size", number)
     if size == math.inf or not math.isfinite(rescale / size):
         raise ValueError(

@@ -464,7 +464,7 @@ class ScaledTrainer(gluon.Trainer):
 
     # ------------------------------------------------------------------ clipping
 
-    def clip_global_norm(self, max_norm: float, batch_size: float = 1) -> float:
+    def clip_global_norm(self, max_norm: float, batch_size: Optional[float] = None) -> float:
         """Clip the gradients of the next step to a norm; call it between `backward` and `step`.
 
         The norm is that of the true gradients: over all parameters and dtypes, after the reduction
@@ -476,9 +476,9 @@ class ScaledTrainer(gluon.Trainer):
         max_norm : float
             Above 0; inf only measures.
         batch_size : float
-            The gradients are divided by it before they are measured. With the default, the norm is
-            that of `gluon.utils.clip_global_norm` in a float32 run. With the batch size of `step`,
-            it is that of the gradient of the mean loss.
+            That of `step`, and required. The gradients are divided by it before they are measured,
+            so the norm is that of the gradient of the mean loss. With 1, it is that of
+            `gluon.utils.clip_global_norm` in a float32 run.
 
         Returns
         -------
@@ -500,7 +500,9 @@ class ScaledTrainer(gluon.Trainer):
 
     # ------------------------------------------------------------------ the step
 
-    def step(self, batch_size: float, ignore_stale_grad: bool = False) -> StepReport:
+    def step(
+        self, batch_size: Optional[float] = None, ignore_stale_grad: bool = False
+    ) -> StepReport:
         """Reduce the gradients and make one update, or skip it if they are not all finite.
 
         A skipped step is undone: parameters, masters, optimizer state, update counters, the
@@ -510,8 +512,8 @@ class ScaledTrainer(gluon.Trainer):
         Parameters
         ----------
         batch_size : float
-            Gradients are divided by it; 1 if the loss is a mean already. An array of one element is
-            read, which waits for it.
+            Required. Gradients are divided by it; 1 if the loss is a mean already. An array of one
+            element is read, which waits for it.
         ignore_stale_grad : bool
             Do not update parameters whose gradients no backward pass has written since the last
             step.

@@ -1,7 +1,7 @@
 """The Trainer: a `gluon.Trainer` with a loss scale, and the order of its parameters."""
 
 import re
-from typing import Any, Callable, Dict, List, Mapping, Optional, Sequence, Union
+from typing import Any, Callable, Dict, List, Mapping, NoReturn, Optional, Sequence, Union
 
 from gluon_amp.base.messages import scale_text
 from gluon_amp.optimizer import create
@@ -61,7 +61,8 @@ class Trainer(ScaledTrainer):
     Raises
     ------
     TypeError
-        For an optimizer that is neither a name nor an Optimizer.
+        For a net in place of its parameters, an optimizer that is neither a name nor an Optimizer,
+        and an unknown argument: those of the optimizer stand in `optimizer_params`.
     ValueError
         When the kvstore would make the update or compress scaled gradients, or when a parameter is
         stored as row_sparse and gradients are checked. Without a check, `step` is all that works
@@ -95,7 +96,9 @@ class Trainer(ScaledTrainer):
         on_skip: Optional[Callable[[StepReport], None]] = None,
         check_finite: Optional[bool] = None,
         on_step: Optional[OnStep] = None,
+        **others: NoReturn,
     ) -> None:
+        guards.check_params(params, others)
         guards.check_kvstore(kvstore, update_on_kvstore)
         if not isinstance(optimizer, mx.optimizer.Optimizer):
             optimizer = create(optimizer, **(optimizer_params or {}))

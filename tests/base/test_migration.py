@@ -23,6 +23,16 @@ def test_the_guide_has_these_replacements():
         assert any(f"amp.{gone.rstrip('*')}" in old and new == here for old, here in rows), gone
 
 
+def test_the_page_for_readers_of_other_frameworks_has_these_replacements():
+    page = " ".join((ROOT / "docs" / "guide" / "from_torch_and_keras.md").read_text().split())
+    page = page.replace("`", "")
+    for system, names in migration.SYSTEMS.items():
+        for gone, new in names.items() if system != "mxnet.contrib.amp" else ():
+            assert new.partition(" to leave MXNet")[0] in page, gone
+            with pytest.raises(AttributeError, match=re.escape(f"{gone!r} of {system}: use {new}")):
+                getattr(amp, gone)
+
+
 def test_every_public_name_of_contrib_amp_is_here_or_has_its_replacement():
     assert len(GONE) > 12 and {"init", "convert_model", "list_lp16_ops", "lists"} < {*GONE}
     assert all(hasattr(amp, name) for name in HERE)

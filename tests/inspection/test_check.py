@@ -13,10 +13,10 @@ def test_the_text_of_findings():
     net = built(nn.Conv2D(64, 3), nn.BatchNorm(), nn.Flatten(), nn.Dense(1001))
     findings = amp.check(net, None, nd.ones((8, 3, 6, 6)))
     assert str(findings) == (
-        "0: Convolution reads 3 channels, which is no multiple of 8 for Tensor Cores: pad\n"
-        "  images and weight with zeros to 8 channels, or leave it, as a first layer is a\n"
-        "  small part of a deep net.\n"
-        "3: FullyConnected gives 1001 outputs, which is no multiple of 8 for Tensor\n"
+        "0: Convolution reads 3 channels, which is not a multiple of 8 for Tensor Cores:\n"
+        "  pad images and weight with zeros to 8 channels, or leave it, as a first layer\n"
+        "  is a small part of a deep net.\n"
+        "3: FullyConnected gives 1001 outputs, which is not a multiple of 8 for Tensor\n"
         "  Cores: make them 1008, and use no label for the 7 others."
     )
     trainer = gluon.Trainer(net.collect_params(), "sgd", update_on_kvstore=True)

@@ -77,7 +77,7 @@ def test_forward_overflow_names_the_first_block_and_a_pin_that_helps():
     result = diagnose(net, total, one(1), None, 1)
     assert (result.verdict, result.block) == ("forward_overflow", "2")
     assert result.value_range == (90000, 90000)
-    assert result.advice.startswith("Scale what goes in there, which does not fit float16")
+    assert result.advice.startswith("Scale the input down: float16 ends at 65504.")
 
 
 def test_following_the_advice_of_a_forward_overflow_ends_at_ok():
@@ -185,7 +185,7 @@ def test_text_is_readable_in_80_columns():
     result = diagnose(chain(1, 16), total, one(1), None, 2.0**12)
     assert str(result) == (
         "backward_overflow in 1 (FullyConnected)\n"
-        "  what went in: 4096 to 4096, loss scale 4096\n"
+        "  input range: 4096 to 4096, loss scale 4096\n"
         "  Lower the loss scale to 2048, where this batch has finite gradients."
     )
     place = "backward_overflow in 1 (FullyConnected)"

@@ -28,7 +28,7 @@ def sizes(net, *inputs):
             (8, 32),
             [
                 "0: FullyConnected gives 100 outputs: make them 104",
-                "1: FullyConnected reads 100 inputs: make the layer before give 104, or pad the "
+                "1: FullyConnected reads 100 inputs: give the layer before 104 outputs, or pad the "
                 "data with zeros",
             ],
         ),
@@ -53,7 +53,8 @@ def sizes(net, *inputs):
             (5, 6, 10),
             [
                 "0: RNN multiplies 6 rows: use a batch of 8",
-                "0: RNN reads 10 inputs: make the layer before give 16, or pad the data with zeros",
+                "0: RNN reads 10 inputs: give the layer before 16 outputs, or pad the data with "
+                "zeros",
                 "0: RNN has 20 units: make them 24, and use no label for the 4 others",
             ],
         ),

@@ -182,7 +182,9 @@ def test_a_load_above_the_cores_is_warned_of(pretend, monkeypatch, load, cores, 
     assert ("WARNING" in str(report)) is warns
     if warns:
         assert f"WARNING: {cpu['warning']}" in joined(report)
-        assert cpu["warning"].startswith("the load, 2.1, exceeds the 2 cores of this machine: ")
+        assert cpu["warning"].startswith(
+            "Other programs are using this machine (load 2.1 on 2 cores), "
+        )
     for threads, advised in (("1", False), ("8", True)):  # fewer, where there are several
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         assert ("OMP_NUM_THREADS" in advice.about_load(9.0, 8)) is advised

@@ -94,9 +94,9 @@ def test_first_use_says_once_what_it_builds_and_where_that_is_kept(
     monkeypatch.setattr(obtain, "try_in_subprocess", lambda path: pytest.fail("tried again"))
     (record,) = caplog.records
     line, folder = record.getMessage(), home / ".cache" / "gluon_amp"
-    start = f"Building gluon_amp's C++ kernels with {home / 'compiler'}: this takes a minute"
+    start = f"Building gluon_amp's C++ kernels with {home / 'compiler'}. This takes a minute"
     assert line.startswith(start)
-    assert line.endswith(f"they are kept in {folder}. `gluon-amp build` does it beforehand.")
+    assert line.endswith(f"once. The result is kept in {folder}.")
     assert record.levelname == "WARNING"  # printed unless the user has configured logging
     assert obtain.find_or_build() == path
     assert len(caplog.records) == 1
@@ -181,7 +181,7 @@ def test_one_of_the_wheel_that_cannot_be_used_falls_through(fault, wheel, builds
         obtain.find_or_build()
     assert obtain.find_or_build().parent != prebuilt.parent and builds() == 1
     (line,) = caplog.messages
-    assert f"since {reason}: this takes" in line
+    assert f"since {reason}. This takes" in line
 
 
 def test_without_a_cache_the_one_of_the_wheel_is_used(wheel, monkeypatch):

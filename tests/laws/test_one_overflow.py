@@ -77,7 +77,7 @@ for step in range(5):
         loss = (p.data().astype("float32") * first).sum() + (q.data() * factor).sum()
     trainer.backward(loss)
     if step == 3:
-        trainer.clip_global_norm(1e9)
+        trainer.clip_global_norm(1e9, 1)
     report = trainer.step(1)
     reports.append([report.applied, list(report.overflow)])
     scales.append(report.next_loss_scale)

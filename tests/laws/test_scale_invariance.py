@@ -21,7 +21,7 @@ def test_any_schedule_with_clipping(name, exponents, batch_size):
         training = Training(name, loss_scale, policy="bfloat16")
         for index in range(4):
             training.backward(index)
-            training.trainer.clip_global_norm(0.5)
+            training.trainer.clip_global_norm(0.5, 1)
             training.trainer.step(batch_size)
         results.append(training.everything())
     assert results[0] == results[1]

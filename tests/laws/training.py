@@ -74,7 +74,7 @@ class Training:
     def step(self, index: int, overflow: bool = False, clip: Optional[float] = None):
         self.backward(index, overflow)
         if clip is not None:
-            self.trainer.clip_global_norm(clip)
+            self.trainer.clip_global_norm(clip, 1)
         return self.trainer.step(6)
 
     def everything(self) -> dict:

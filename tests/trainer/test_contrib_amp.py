@@ -90,7 +90,7 @@ def test_scale_loss_and_unscale():
     unscale(trainer)
     unscale(trainer)
     assert p.grad().asnumpy().item() == 2.0
-    assert trainer.clip_global_norm(1.0) == 2.0
+    assert trainer.clip_global_norm(1.0, 1) == 2.0
     report = trainer.step(1)
     assert (values(p)[0], report.loss_scale) == (-0.5, 8.0)
 

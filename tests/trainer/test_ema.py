@@ -192,7 +192,7 @@ def test_what_would_damage_the_training_is_refused_inside(tmp_path):
         lambda: amp.scale_loss(pending, trainer).__enter__(),
         lambda: trainer.step(4),
         lambda: trainer.update(4),
-        lambda: trainer.clip_global_norm(1),
+        lambda: trainer.clip_global_norm(1, 1),
         lambda: trainer.allreduce_grads(),
         lambda: trainer.master_params(),
         lambda: trainer.refresh_masters(),

@@ -130,7 +130,7 @@ def test_one_pass_is_a_step_without_sums(optimizer):
             with autograd.record():
                 loss = net(nd.random.normal(shape=(4, 2))).square().sum()
             trainer.backward(loss, accumulate=accumulate)
-            trainer.clip_global_norm(0.5)
+            trainer.clip_global_norm(0.5, 1)
             trainer.step(4)
         states = [updater.get_states() for updater in trainer.updaters]
         results.append(({k: v.asnumpy() for k, v in trainer.master_params().items()}, states))
@@ -188,7 +188,7 @@ def test_clip_allreduce_and_unscale_see_the_sums():
     passes = [(p, [1.0, 1.0])], [(p, [2.0, 3.0])]
     summed(trainer, *passes, step=False)
     assert p.grad().asnumpy().tolist() == [16, 24]  # those of the last pass, with its scale
-    assert trainer.clip_global_norm(2.5) == 5.0
+    assert trainer.clip_global_norm(2.5, 1) == 5.0
     assert trainer.step(1).grad_norm == 5.0
     assert values(p).tolist() == [-1.5, -2.0]
     assert p.grad().dtype == np.float16
@@ -262,13 +262,13 @@ def test_memory_is_freed_by_a_pass_without_sums():
     sums = []
     for _ in range(2):
         summed(trainer, [(p, [1.0])], step=False)
-        trainer.clip_global_norm(inf)
+        trainer.clip_global_norm(inf, 1)
         sums.append(p.grad())
         trainer.step(1)
     assert sums[0] is sums[1]
     run(trainer, [(p, [1.0])])
     summed(trainer, [(p, [1.0])], step=False)
-    trainer.clip_global_norm(inf)
+    trainer.clip_global_norm(inf, 1)
     assert p.grad() is not sums[0]
 
 
@@ -376,7 +376,7 @@ def test_gradients_are_reduced_once_whatever_is_called_first(calls):
     backward(trainer, p, [0.25, 0.5])
     for call in calls:
         if call == "c":
-            assert trainer.clip_global_norm(np.inf) == 0.75
+            assert trainer.clip_global_norm(np.inf, 1) == 0.75
         elif call == "r":
             trainer.allreduce_grads()
     if calls[0] == "r":  # its results are plain sums
@@ -457,7 +457,7 @@ def test_unscaled_gradients_are_divided_before_horovods_sum_too(first, sent):
     trainer.backward(losses_on(p, [1.5], [mx.cpu()]))
     if first == "unscale":
         unscale(trainer)
-    assert trainer.clip_global_norm(0.75) == 1.5
+    assert trainer.clip_global_norm(0.75, 1) == 1.5
     if first == "clip":
         unscale(trainer)
     assert trainer.step(1).applied

@@ -29,7 +29,7 @@ def test_a_trainer_built_before_a_cast_that_leaves_the_parameters_alone():
     p = parameter("p", [1.0], "float32")
     trainer, sure = Trainer([p], "sgd"), Trainer([p], "sgd", loss_scale=8)
     bind_parameter(p, "float16")
-    with pytest.raises(RuntimeError, match="is float32 computing in float16 now: the trainer"):
+    with pytest.raises(RuntimeError, match="before the cast of p: build it after amp.cast"):
         run(trainer, [(p, [1.0])])
     assert run(sure, [(p, [1.0])]).applied
 
@@ -51,10 +51,10 @@ def test_wrong_numbers(wrong):
     p = parameter("p", [1.0])
     trainer = Trainer([p], "sgd")
     run(trainer, [(p, [1.0])], step=False)
-    with pytest.raises(ValueError, match="batch_size must be a number above 0"):
+    with pytest.raises((ValueError, TypeError), match="batch.size (must be|is missing)"):
         trainer.step(wrong)
     with pytest.raises(ValueError, match="max_norm must be a number above 0"):
-        trainer.clip_global_norm(wrong)
+        trainer.clip_global_norm(wrong, 1)
     with pytest.raises(ValueError, match="max_consecutive_skips must be a whole number"):
         Trainer([p], "sgd", max_consecutive_skips=wrong)
 
@@ -125,7 +125,7 @@ def test_row_sparse_parameters_train_without_a_scale_as_in_mxnet(way):
         trainer.allreduce_grads,
         lambda: trainer.load_states("missing"),
         lambda: trainer.update(1),
-        lambda: trainer.clip_global_norm(1),
+        lambda: trainer.clip_global_norm(1, 1),
     ):
         with pytest.raises(ValueError, match=r"row_sparse.*sparse_grad=True"):
             call()

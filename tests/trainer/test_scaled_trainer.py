@@ -283,7 +283,7 @@ def test_after_a_skip_all_gradients_are_stale(clip):
     trainer = Trainer([used, unused], "sgd", settings, loss_scale="dynamic")
     run(trainer, [(used, [0.5]), (unused, [inf])], step=False)
     if clip:
-        trainer.clip_global_norm(1.0)
+        trainer.clip_global_norm(1.0, 1)
     assert not trainer.step(1).applied
     run(trainer, [(used, [0.5])], step=False)
     assert trainer.step(1, ignore_stale_grad=True).applied
@@ -324,7 +324,7 @@ def test_clip_global_norm_is_the_true_norm_over_all_dtypes():
     p, q = parameter("p", [0.0]), parameter("q", [0.0], "float32")
     trainer = Trainer([p, q], "sgd", {"learning_rate": 1.0}, loss_scale=4096)
     run(trainer, [(p, [3.0]), (q, [4.0])], step=False)
-    assert trainer.clip_global_norm(1.0) == 5.0
+    assert trainer.clip_global_norm(1.0, 1) == 5.0
     assert p.grad().asnumpy().item() == 3 * 4096.0  # not in place
     report = trainer.step(1)
     assert report.grad_norm == 5.0
@@ -351,7 +351,7 @@ def test_a_gradient_spoilt_between_clip_and_step_is_seen():
     p = parameter("p", [1.0])
     trainer = Trainer([p], "sgd", loss_scale="dynamic")
     run(trainer, [(p, [1.0])], step=False)
-    trainer.clip_global_norm(1.0)
+    trainer.clip_global_norm(1.0, 1)
     p.grad()[:] = nan
     assert not trainer.step(1).applied
 
@@ -417,7 +417,7 @@ def test_a_step_reads_once_from_each_device(reads, clip):
         trainer.backward([*losses_on(p, [1.5, 0.5], TWO), *losses_on(zero, [0, 0], TWO)])
         del reads[:]
         if clip:
-            assert trainer.clip_global_norm(inf) == np.sqrt(8)
+            assert trainer.clip_global_norm(inf, 1) == np.sqrt(8)
         assert trainer.step(2).applied
         assert reads == [(2,) if clip else (1,)] * 2
     first, second = (array.asnumpy().tolist() for array in p.list_data())
@@ -478,7 +478,7 @@ def test_on_step_sees_the_mean_loss_and_a_norm_that_was_measured():
     with autograd.record():
         losses = [p.data() * 2, p.data().sum()]
     trainer.backward(losses)
-    trainer.clip_global_norm(0.5)
+    trainer.clip_global_norm(0.5, 1)
     trainer.step(1)
     assert veto.reports[0].loss == (2 + 6 + 4) / 3
     assert veto.reports[0].grad_norm == pytest.approx(3 * 2**0.5)

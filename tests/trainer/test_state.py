@@ -25,7 +25,7 @@ CALLS = {
     "backward": lambda trainer, loss: trainer.backward(loss),
     "scale_loss": lambda trainer, loss: amp.scale_loss(loss, trainer).__enter__(),
     "accumulate": lambda trainer, loss: trainer.backward(loss, accumulate=True),
-    "clip": lambda trainer, loss: trainer.clip_global_norm(1.0),
+    "clip": lambda trainer, loss: trainer.clip_global_norm(1.0, 1),
     "allreduce": lambda trainer, loss: trainer.allreduce_grads(),
     "unscale": lambda trainer, loss: amp.unscale(trainer),
     "step": lambda trainer, loss: trainer.step(1),
@@ -68,7 +68,7 @@ def test_passes_and_gradients_are_frozen_values_and_end_with_the_step():
     p = parameter("p", [1.0])
     trainer = Trainer([p], "sgd", loss_scale=8)
     run(trainer, [(p, [0.25])], step=False)
-    trainer.clip_global_norm(inf)
+    trainer.clip_global_norm(inf, 1)
     made, done = trainer.current_pass(), trainer.step_state.gradients
     assert made is trainer.loss_scale.last_pass
     assert (made.scale, made.searching, made.at_floor) == (8.0, False, True)
@@ -119,11 +119,11 @@ def test_gradients_of_a_later_pass_are_measured_and_reduced_again(dtype, loss_sc
     """Under float16 the first pass was divided by 2 before its sum, and the second one is not."""
     p, trainer = on_two(dtype, loss_scale=loss_scale)
     trainer.backward(losses_on(p, (5.0, 5.0), TWO))
-    assert trainer.clip_global_norm(1.0) == 10.0
+    assert trainer.clip_global_norm(1.0, 1) == 10.0
     trainer.backward(losses_on(p, (1.0, 2.0), TWO))
     assert p.grad(TWO[1]).asnumpy().item() == 2.0 * (loss_scale or 1)
     if then == "clip":
-        assert trainer.clip_global_norm(100.0) == 3.0
+        assert trainer.clip_global_norm(100.0, 1) == 3.0
     if then == "allreduce":
         trainer.allreduce_grads()
         report = trainer.update(1)
@@ -140,7 +140,7 @@ def test_gradients_of_another_trainers_pass_are_reduced_again():
     second = Trainer([q], "sgd", {"learning_rate": 1.0}, loss_scale=shared)
     for factors in ((5.0, 5.0), (1.0, 2.0)):
         first.backward([*losses_on(p, factors, TWO), *losses_on(q, factors, TWO)])
-        norm = second.clip_global_norm(100.0)
+        norm = second.clip_global_norm(100.0, 1)
     assert norm == 3.0
     for trainer, param in ((first, p), (second, q)):
         assert trainer.step(1).applied
@@ -160,7 +160,7 @@ def test_a_pass_that_mixes_its_gradients_with_reduced_or_unscaled_ones_is_refuse
     else:
         trainer.allreduce_grads()
     trainer.backward(losses_on(p, (1.0, 2.0), devices))
-    for call in (trainer.step, trainer.clip_global_norm):
+    for call in (trainer.step, lambda size: trainer.clip_global_norm(1, size)):
         with pytest.raises(RuntimeError, match=r"two units: call clip.* after the last backward"):
             call(1)
 
@@ -169,7 +169,7 @@ def test_a_pass_that_adds_on_one_device_needs_no_new_reduction():
     p, q = parameter("p", [0.0], grad_req="add"), parameter("q", [0.0])
     trainer = Trainer([p, q], "sgd", {"learning_rate": 1.0}, loss_scale=8)
     run(trainer, [(p, [1.0]), (q, [0.5])], step=False)
-    trainer.clip_global_norm(0.5)
+    trainer.clip_global_norm(0.5, 1)
     run(trainer, [(p, [2.0])])
     assert (values(p)[0], values(q)[0]) == (-3.0, -0.5)  # q's gradient is not stale
 
@@ -182,7 +182,7 @@ def test_clipping_measures_the_gradients_that_the_step_uses():
     trainer = Trainer([p, q], "sgd", {"learning_rate": 1.0}, loss_scale=8)
     run(trainer, [(p, [1.0]), (q, [0.5])])
     run(trainer, [(p, [1.0])], step=False)
-    assert trainer.clip_global_norm(inf) == 1.0  # 1.118 with q's stale gradient
+    assert trainer.clip_global_norm(inf, 1) == 1.0  # 1.118 with q's stale gradient
     trainer.step(1, ignore_stale_grad=True)
     assert (values(p)[0], values(q)[0]) == (-2.0, -0.5)
 
@@ -193,13 +193,13 @@ def test_a_stale_gradient_is_not_reduced_into_the_norm_either():
     trainer.backward([*losses_on(p, (1.0, 1.0), TWO), *losses_on(q, (9.0, 9.0), TWO)])
     trainer.step(1)
     trainer.backward(losses_on(p, (1.0, 2.0), TWO))
-    assert trainer.clip_global_norm(inf) == 3.0
+    assert trainer.clip_global_norm(inf, 1) == 3.0
 
 
 def test_a_gradient_of_the_second_device_alone_is_measured():
     p, trainer = on_two()
     trainer.backward(losses_on(p, (2.0,), TWO[1:]))
-    assert trainer.clip_global_norm(1.0) == 2.0
+    assert trainer.clip_global_norm(1.0, 1) == 2.0
     assert trainer.step(1, ignore_stale_grad=True).applied
     assert p.list_data()[1].asnumpy().item() == -1.0
 
@@ -207,7 +207,7 @@ def test_a_gradient_of_the_second_device_alone_is_measured():
 def test_devices_that_are_not_reduced_are_all_measured():
     p, trainer = on_two(kvstore=None)
     trainer.backward(losses_on(p, (3.0, 4.0), TWO))
-    assert trainer.clip_global_norm(2.5) == 5.0
+    assert trainer.clip_global_norm(2.5, 1) == 5.0
     trainer.step(1)
     assert both(p) == [-1.5, -2.0]
 
@@ -219,7 +219,7 @@ def test_clipping_and_unscaling_are_both_in_the_update(unscale_first):
     run(trainer, [(p, [4.0])], step=False)
     if unscale_first:
         amp.unscale(trainer)
-    assert trainer.clip_global_norm(1.0) == 4.0
+    assert trainer.clip_global_norm(1.0, 1) == 4.0
     if not unscale_first:
         amp.unscale(trainer)
     assert p.grad().asnumpy().item() == 4.0

@@ -136,6 +136,8 @@ def export_onnx(
     >>> max(row.largest for row in report.rows if row.against == 'float32 net') < 1e-6
     True
     """
+    if isinstance(path, (gluon.Block, mx.mod.BaseModule)):
+        raise TypeError("export_onnx() expects the net first: amp.export_onnx(net, path, data).")
     path = os.path.abspath(os.fsdecode(path))
     _check_folder(path)
     if not isinstance(metadata, Mapping) or not all(

@@ -85,11 +85,10 @@ def about_load(load: Optional[float], cores: int) -> str:
     if load is None or not 0 < cores < load:
         return ""
     single = cores == 1 or os.environ.get("OMP_NUM_THREADS") == "1"
-    fewer = "" if single else ", or give MXNet fewer threads (OMP_NUM_THREADS)"
+    fewer = "" if single else ", or set OMP_NUM_THREADS=1"
     return (
-        f"the load, {load:.1f}, exceeds the {cores} cores of this machine: threads of MXNet wait "
-        "for each other while other programs run, and a step takes several times as long. Close "
-        f"them{fewer}."
+        f"Other programs are using this machine (load {load:.1f} on {cores} cores), so steps may "
+        f"take several times as long. Stop them{fewer}."
     )
 
 
@@ -130,7 +129,7 @@ def recommended(machine: Machine, device: str) -> Recommendation:
 
 
 def recommended_on_cpu(cpu_flags: FrozenSet[str], native: bool, kernels: bool) -> Recommendation:
-    """Return what to train with on a CPU, as measured (docs/benchmarks/families*.md).
+    """Return what to train with on a CPU, as measured (docs/speed.md).
 
     `native` is whether bfloat16 is native there, `kernels` whether the C++ kernels are in use.
     """

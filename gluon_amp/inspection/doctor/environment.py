@@ -110,7 +110,7 @@ VARIABLES = (
         "nothing else runs. By default they sleep soon.",
         {"active": Harm("a step takes several times as long while other programs run.")},
     ),
-    Variable("MXNET_CPU_PARALLEL_SIZE", "Set by gluon_amp, so that threads keep spinning."),
+    Variable("MXNET_CPU_PARALLEL_SIZE", "Set by gluon_amp, so that threads stay ready."),
     Variable("MXNET_CPU_TEMP_COPY", "Set by gluon_amp, so that MXNet keeps one scratch buffer."),
     Variable(
         "GLUON_AMP_NATIVE",
