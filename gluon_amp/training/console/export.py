@@ -22,19 +22,24 @@ def main(arguments: Optional[Sequence[str]] = None, prog: str = "gluon-amp expor
     add = parser.add
     saved = "checkpoint of a training, a --save-dir (its best one), or a -symbol.json of MXNet"
     add("network", saved, type=read.path)
-    add("--output", "default: its name with .onnx", type=read.output_file, metavar="FILE")
+    add(
+        "--output",
+        "output file (default: the input's name with .onnx)",
+        type=read.output_file,
+        metavar="FILE",
+    )
     half = "'float16' writes weights in float16, with norms, softmax and sums in float32"
     add("--policy", half, metavar="P")
     add("--average", "the averaged weights of --ema-decay", read.SWITCH)
-    add("--batch-size", "to compare with", read.COUNT, default=BATCH)
+    add("--batch-size", "batch size of the comparison", read.COUNT, default=BATCH)
     add("--fixed-batch", "a file for that batch size alone", read.SWITCH)
-    add("--input-size", "pixels, if a checkpoint says nothing", read.COUNT)
-    add("--params", "of a -symbol.json", read.OUTPUT)
+    add("--input-size", "pixels of an image, if a checkpoint does not have them", read.COUNT)
+    add("--params", "parameter file that goes with a -symbol.json", read.OUTPUT)
     sizes = {
         "type": read.several(read.positive_int, "sizes such as 1,3,224,224"),
         "metavar": "SIZES",
     }
-    of_input = "of an input of a -symbol.json; once for each"
+    of_input = "shape of an input of a -symbol.json; once for each input"
     add("--shape", of_input, sizes, action="append", default=[])
     options = parser.parse_args(arguments)
 

@@ -25,7 +25,7 @@ MARGINS = ", ".join(f"{each.margin:g} {each.name}" for each in DESIGNS.values())
 
 DESCRIPTION = """Train in float16, bfloat16 and float32 over several seeds, and compare their
 accuracies."""
-# docs/results/imagenet.md has the commands of single runs, and estimates of times and memory.
+# docs/training.md has the commands of single runs, and estimates of times and memory.
 PUBLISHED = """# ResNet-50 on ImageNet, published
 
 {}

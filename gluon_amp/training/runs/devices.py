@@ -1,13 +1,13 @@
 """The devices of a run."""
 
-from typing import List, Optional, Sequence
+from typing import Any, List, Mapping, Optional, Sequence
 
 from gluon_amp import kernels
 from gluon_amp.base import hardware
 from gluon_amp.base.messages import UsageError
-from gluon_amp.inspection.doctor.advice import recommended_on_cpu
+from gluon_amp.inspection.doctor.advice import Recommendation, recommended_on_cpu
 from gluon_amp.lowering import emulation
-from gluon_amp.policy import Policy
+from gluon_amp.policy import FUSED, Policy
 
 import mxnet as mx
 
@@ -41,13 +41,31 @@ def is_emulated(policy: Policy, devices: Sequence[mx.Context]) -> bool:
     )
 
 
+def recommended() -> Recommendation:
+    """Return what the doctor recommends to train with on this CPU."""
+    native = not emulation.is_emulated("bfloat16")
+    return recommended_on_cpu(hardware.onednn_flags(), native, kernels.available())
+
+
+def default_dtype(options: Mapping[str, Any]) -> str:
+    """Return 'fused_float32' if that is recommended for a run with these options, or 'float32'."""
+    on_cpu = not contexts_on_gpus(options) and options.get("mode", "hybrid") == "hybrid"
+    return FUSED if on_cpu and recommended().policy == FUSED else "float32"
+
+
+def contexts_on_gpus(options: Mapping[str, Any]) -> bool:
+    """Return whether options of a run ask for GPUs, or leave it to MXNet and it has some."""
+    if options["cpus"] or options["num_gpus"] == 0:
+        return False
+    return bool(options["gpus"] or options["num_gpus"] or mx.context.num_gpus())
+
+
 def other_recommended(policy: Policy, devices: Sequence[mx.Context]) -> Optional[str]:
     """Return the doctor's line if it recommends another dtype than a policy's on a CPU, else None.
 
     float32 is always a good choice.
     """
-    native = not emulation.is_emulated("bfloat16")
-    best = recommended_on_cpu(hardware.onednn_flags(), native, kernels.available())
+    best = recommended()
     on_cpu = all(device.device_type == "cpu" for device in devices)
     good = policy.compute_dtype in ("float32", best.policy)
     return None if good or not on_cpu else best.sentence()

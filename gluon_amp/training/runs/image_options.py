@@ -87,7 +87,7 @@ def _add_network(parser: TrainingParser) -> None:
     add("--from-scratch", "start from random weights", SWITCH)
     add("--root", "folder of the model zoo's weights", FOLDER, default=Path("~/.mxnet/models"))
     add("--freeze-features", "train only the head", SWITCH)
-    statistics = "BatchNorm normalizes by the statistics of the weights it starts from"
+    statistics = "keep BatchNorm's running statistics fixed"
     add("--freeze-statistics", statistics, SWITCH)
     factor = {"type": read.positive, "metavar": "FACTOR"}
     multiplier = "learning rate of the head, divided by that of the features"

@@ -31,6 +31,12 @@ from gluon_amp.training.runs.sources import open_data
 from gluon_amp.training.runs.training import Training
 from gluon_amp.training.workers.group import connect
 
+BATCHNORM_MOMENTUM = 0.9  # Gluon's default
+UNSETTLED = (
+    "\nAfter %d update%s, BatchNorm's running statistics still hold %.0f %% of their initial\n"
+    "values: validation cannot judge this network yet. Give more epochs, or a smaller\n"
+    "--batch-size."
+)
 OBSERVED_NAMES = {
     "conv_weight": "conv weights",
     "conv_compute": "computed in",
@@ -185,7 +191,7 @@ class ImageReporter(Reporter):
             ("batch", self.batch_in_words()),
             ("model", f"{recipe.model}, {data.classes} classes, --mode {recipe.mode}"),
             ("data", f"{data.name}: {images}"),
-            ("requested", f"{recipe.policy}, {how}"),
+            ("requested", f"{recipe.policy}, {how}{self.by_default}"),
             ("observed", _in_words(self.observed)),
             *([] if recipe.eval_only else trains),
             ("seed", recipe.seed),
@@ -212,7 +218,7 @@ class ImageReporter(Reporter):
         return confusions
 
     def scores(self, summary: SimpleNamespace) -> List[Tuple[str, object]]:
-        best = f"best {summary.best_top1:.2f} % (epoch {summary.best_epoch})"
+        best = f"best {summary.best_top1:.2f} % (epoch {summary.best_epoch + 1})"
         unreadable = f", {summary.unreadable} unreadable" if summary.unreadable else ""
         return [
             ("observed", _in_words(self.observed)),
@@ -246,6 +252,13 @@ class ImageReporter(Reporter):
             best_epoch=best,  # counted from 0
             waited_share=waited / seconds if seconds else None,  # for images
         )
+
+    def end(self, last: Validation) -> SimpleNamespace:
+        summary = super().end(last)
+        left = BATCHNORM_MOMENTUM**self.loop.steps
+        if self.loop.steps and left > 0.01 and self.observed["batchnorm"] != "none":
+            log.logger.info(UNSETTLED, self.loop.steps, "s"[: self.loop.steps - 1], 100 * left)
+        return summary
 
     def outputs(self, summary: SimpleNamespace) -> List[Output]:
         recipe, net, outputs = self.recipe, self.engine.net, super().outputs(summary)

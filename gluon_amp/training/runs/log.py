@@ -1,8 +1,9 @@
-"""The log of a run: GluonCV's lines byte for byte, some more, and a progress bar.
+"""The log of a run: one line for each epoch, some more in files, and a progress bar.
 
-Source of the first four lines: gluon-cv ``scripts/classification/imagenet/train_imagenet.py``.
-People and dashboards search for them in files, so other numbers have lines of their own. On a
-terminal, one line for each epoch replaces all of them. Epochs are counted from 0, as by GluonCV.
+    Epoch 3/24  batch 6/6  loss 0.0094  top-1 99.30 %  lr 0.0571  1,833 img/s  ETA 0:18
+
+Lines of batches and skipped steps are for files: on a terminal the progress bar stands for them.
+Epochs and batches are counted from 1.
 """
 
 import contextlib
@@ -11,45 +12,19 @@ import logging
 import math
 import sys
 from pathlib import Path
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Iterator, List, Mapping, Optional
 
 from gluon_amp.files.log_files import LogFiles, event_writer
-from gluon_amp.training.command_line import discard_output, tqdm
+from gluon_amp.training.command_line import WIDTH, discard_output, tqdm
 
-BATCH = "Epoch[%d] Batch [%d]\tSpeed: %f samples/sec\t%s=%f\tlr=%f"
-TRAINING = "[Epoch %d] training: %s=%f"
-SPEED = "[Epoch %d] speed: %d samples/sec\ttime cost: %f"
-VALIDATION = "[Epoch %d] validation: err-top1=%f err-top5=%f"
-
-AVERAGED = "[Epoch %d] validation of the average: err-top1=%f err-top5=%f"
-SKIPPED = "Epoch[%d] Batch [%d] skipped: loss scale %g -> %g, overflow in %s%s"
-LOSS_SCALE = "[Epoch %d] loss=%f\tloss scale: %g\tskipped steps: %d (%d in all)"
-VALIDATED = "[Epoch %d] validated %d/%d"
-WAITED = "[Epoch %d] waited for data: %.0f %% of the time"
+SKIPPED = "skipped: loss scale %g -> %g, overflow in %s%s"
 INPUT_BOUND = (
     "Loading images slows down training:\n"
     "give --num-workers a thread for each core, pack the images with gluon-amp\n"
     "pack, or resize them once to 256 pixels; --test-io measures loading."
 )
-UNREADABLE = "[Epoch %d] %s"
 
 logger = logging.getLogger("gluon_amp.training.runs")
-
-Column = Tuple[str, int, str]
-
-# Names, widths and formats of the columns of an epoch's line on a terminal
-COLUMNS: Tuple[Column, ...] = (
-    ("epoch", 5, "{}"),
-    ("loss", 9, "{:.4f}"),  # of training
-    ("top-1", 10, "{:.2f} %"),  # of validation
-    ("lr", 10, "{:.3g}"),
-    ("scale", 8, "{}"),
-    ("skips", 7, "{}"),
-    ("speed", 15, "{}"),
-    ("waited", 8, "{:.0f} %"),  # for data, of the time
-)
-# With --ema-decay, top-1 of the averaged weights, in place of the last of these
-EMA = ("ema", 9, "{:.2f} %")
 
 
 def details(message: str, *values: object) -> None:
@@ -57,21 +32,40 @@ def details(message: str, *values: object) -> None:
     logger.info(message, *values, extra={"terminal": False})
 
 
-def for_terminal(message: str, *values: object) -> None:
-    """Log a line that only a terminal shows."""
-    logger.info(message, *values, extra={"terminal": True})
+def percent(share: float) -> str:
+    """Return a share from 0 to 1 as text."""
+    return f"{100 * share:.2f} %"
 
 
-def epoch_head(columns: Sequence[Column]) -> str:
-    """Return the line above those of the epochs."""
-    return "".join(f"{name:>{width}}" for name, width, _ in columns)
+def duration(seconds: float) -> str:
+    """Return a time as ``m:ss`` or ``h:mm:ss``; one that is not known as a dash."""
+    if not math.isfinite(seconds):
+        return "-"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def epoch_line(columns: Sequence[Column], values: Sequence[object]) -> str:
-    """Return the line of an epoch; a value that is None is a dash."""
-    pairs = ((width, form, value) for (_, width, form), value in zip(columns, values))
-    cells = (f"{'-' if v is None else form.format(v):>{width}}" for width, form, v in pairs)
-    return "".join(cells)
+def line(place: str, values: Mapping[str, Optional[str]], width: float = WIDTH) -> str:
+    """Return a place, such as an epoch, and named values, in lines of at most `width` columns.
+
+    A value that is None is left out; a name that begins with an underscore is not shown.
+    """
+    lines = [place]
+    for name, value in values.items():
+        text = value if name.startswith("_") else f"{name.replace('_', '-')} {value}"
+        if value is None:
+            continue
+        if len(lines[-1]) + 2 + len(text or "") > width:
+            lines.append("")
+        lines[-1] += f"  {text}"
+    return "\n".join(lines)
+
+
+def place(epoch: int, epochs: int, batch: Optional[int] = None, batches: int = 0) -> str:
+    """Return where a run is, counted from 1; the arguments are counted from 0."""
+    where = "" if batch is None else f"  batch {batch + 1}/{batches}"
+    return f"Epoch {epoch + 1}/{epochs}{where}"
 
 
 def _shown(terminal: bool) -> Callable[[logging.LogRecord], bool]:
@@ -168,12 +162,12 @@ class Records(LogFiles):
                         self.writer.add_scalar(f"{kind}/{name}", value, step)
 
 
-def bar(total: int, epoch: int, epochs: int, done: int = 0, unit: str = "images") -> Any:
+def bar(total: int, epoch: int, epochs: int, done: int = 0, unit: str = "img") -> Any:
     """Return a progress bar for one epoch; it is shown if standard error is a terminal."""
     return tqdm()(
         total=total,
         initial=done,
-        desc=f"epoch {epoch}/{epochs - 1}",
+        desc=place(epoch, epochs),
         unit=f" {unit}",
         leave=False,
         disable=None,

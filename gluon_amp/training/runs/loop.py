@@ -50,7 +50,7 @@ class Loop:
     accumulate: int = 1  # batches in each update
     log_interval: int = 50  # log a line after so many batches; 0 for never
     max_batches: Optional[int] = None  # of an epoch
-    unit: str = "images"  # what the progress bar counts; each has one label
+    unit: str = "img"  # what the log and the progress bar count; each has one label
     input_bound: str = log.INPUT_BOUND  # advice to log, once, if training often waits for data
     seed: int = 0  # of the random numbers that a step draws
     steps: int = 0
@@ -88,9 +88,9 @@ class Loop:
                 every = self.log_interval
                 if every and done // every > number // every:
                     share, now = accuracy.share, time.perf_counter()  # reading the share waits
-                    self._check_loss(counts, f"epoch {epoch}, by batch {done - 1}")
+                    self._check_loss(counts, f"epoch {epoch + 1}, by batch {done}")
                     speed = since / (now - lap) * self.workers.count
-                    log.details(log.BATCH, epoch, done - 1, speed, "accuracy", share, rate)
+                    self._log_batch(batches, epoch, done, counts, rate, speed)
                     self.records.write(
                         "batch",
                         self.steps,
@@ -109,8 +109,27 @@ class Loop:
         counts.seconds = before + time.perf_counter() - started
         result = self._over_workers(counts)
         self._log(epoch, result, rate)
-        self._check_loss(counts, f"epoch {epoch}")
+        self._check_loss(counts, f"epoch {epoch + 1}")
         return result
+
+    def _log_batch(
+        self, batches: Batches, epoch: int, done: int, counts: Counts, rate: float, speed: float
+    ) -> None:
+        whole = self.images(batches) * self.workers.count
+        left = whole * (self.schedule.epochs - epoch) - counts.accuracy.images * self.workers.count
+        values = {
+            "loss": f"{counts.loss.value:.4g}",
+            "top_1": log.percent(counts.accuracy.share),
+            "lr": f"{rate:.4g}",
+            "_speed": f"{speed:,.0f} {self.unit}/s",
+            "ETA": log.duration(left / speed),
+        }
+        where = log.place(epoch, self.schedule.epochs, done - 1, self.count(batches))
+        log.details("%s", log.line(where, values, math.inf))
+
+    def count(self, batches: Batches) -> int:
+        """Return how many batches an epoch trains on."""
+        return min(len(batches), self.max_batches or len(batches))
 
     def _check_loss(self, counts: Counts, where: str) -> None:
         """Raise `DivergedError` if the mean loss is not finite; waits for the loss."""
@@ -141,7 +160,8 @@ class Loop:
             first, *others = report.overflow
             more = f" and {len(others)} more" if others else ""
             scales = (report.loss_scale, report.next_loss_scale)
-            log.details(log.SKIPPED, epoch, number, *scales, first, more)
+            where = log.place(epoch, self.schedule.epochs, number, self.schedule.batches)
+            log.details("%s  " + log.SKIPPED, where, *scales, first, more)
 
     def _over_workers(self, counts: Counts) -> EpochResult:
         own = counts.result()
@@ -160,12 +180,7 @@ class Loop:
         )
 
     def _log(self, epoch: int, result: EpochResult, rate: float) -> None:
-        scale = self.engine.loss_scale.scale
-        log.details(log.TRAINING, epoch, "accuracy", result.accuracy)
-        log.details(log.SPEED, epoch, result.images_per_second, result.seconds)
-        log.details(log.LOSS_SCALE, epoch, result.loss, scale, result.skipped, self.skipped)
         share = result.waited / result.seconds
-        log.details(log.WAITED, epoch, 100 * share)
         if share > WAITED_MUCH and self.input_bound and not self.advised:
             log.logger.info(self.input_bound)
             self.advised = True
@@ -179,7 +194,7 @@ class Loop:
             images_per_second=result.images_per_second,
             seconds=result.seconds,
             waited_share=share,
-            loss_scale=scale,
+            loss_scale=self.engine.loss_scale.scale,
             skipped=self.skipped,
             lr=rate,
         )
@@ -189,7 +204,7 @@ class Loop:
     ) -> Validation:
         """Count right answers over this worker's share of `expected` images, each exactly once.
 
-        `averaged` says that the network has its averaged weights, for the log.
+        `averaged` says that the network has its averaged weights, for the record.
         """
         top1, top5, cross_entropy = TopK(1), TopK(5), Mean()
         for batch in batches:
@@ -198,9 +213,9 @@ class Loop:
                 top5.update(label, output)
                 cross_entropy.update(self.engine.cross_entropy(label, output))
         if batches.unreadable:
-            log.logger.info(
-                log.UNREADABLE, epoch, f"not validated: {describe_unreadable(batches.unreadable)}"
-            )
+            unread = describe_unreadable(batches.unreadable)
+            where = log.place(epoch, self.schedule.epochs)
+            log.logger.info("%s  not validated: %s", where, unread)
         right1, right5, nats, images, unreadable = self.workers.total(
             [top1.right, top5.right, cross_entropy.sum, top1.images, len(batches.unreadable)]
         )
@@ -211,10 +226,6 @@ class Loop:
             )
         shares = (right1 / images, right5 / images)
         result = Validation(*shares, nats / images, int(images), int(unreadable))
-        line = log.AVERAGED if averaged else log.VALIDATION
-        log.details(line, epoch, 1 - result.top1, 1 - result.top5)
-        if not averaged:
-            log.details(log.VALIDATED, epoch, result.images, expected)
         kind = "averaged_validation" if averaged else "validation"
         self.records.write(kind, self.steps, epoch=epoch, **dataclasses.asdict(result))
         return result

@@ -4,15 +4,25 @@
 """
 
 import argparse
+import json
 import math
+import sys
 from collections import ChainMap
-from typing import Any, Dict, Optional, Sequence, Tuple, Union
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
-from gluon_amp.base.messages import UsageError
+from gluon_amp.base.messages import UsageError, did_you_mean, from_extra, reason_of
 from gluon_amp.base.startup import waiting
 from gluon_amp.policy import PRESETS, Policy, near_preset
 from gluon_amp.training import command_line as read
 from gluon_amp.training.command_line import Add, HelpFormatter, Parser, adding_to
+from gluon_amp.training.runs import devices
+
+# Options that a run does not share with others
+NOT_IN_CONFIG = (
+    *("help", "config", "save_dir", "resume", "resume_epoch", "resume_params", "resume_states"),
+    *("log_json", "summary_json", "logging_file", "tensorboard", "plot", "export", "dry_run"),
+)
 
 # The groups of the help, in its order.
 LOGS = "logs and measurements"
@@ -43,6 +53,46 @@ class TrainingParser(Parser):
     def refuse(self, flag: str, replacement: str) -> None:
         """Name the replacement if `flag`, an option of other scripts, is on the command line."""
         self.add_argument(flag, action=_Refused, dest=argparse.SUPPRESS, replacement=replacement)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse a command line after the options of its ``--config``, over which it wins."""
+        words = list(sys.argv[1:] if args is None else args)
+        first = argparse.ArgumentParser(prog=self.prog, add_help=False, allow_abbrev=False)
+        first.error = self.error  # type: ignore[method-assign]
+        first.add_argument("--config", type=read.input_file)
+        file = first.parse_known_args(words)[0].config
+        return super().parse_args([*(self._words_of(file) if file else ()), *words], namespace)
+
+    @property
+    def names(self) -> Dict[str, str]:
+        """What options are called in a file, by their attributes: batch_size for --batch-size."""
+        flags = {a.dest: a.option_strings[0] for a in self._actions if a.option_strings}
+        return {dest: flag.lstrip("-").replace("-", "_") for dest, flag in flags.items()}
+
+    def _words_of(self, file: Path) -> List[str]:
+        """Return the options of a YAML file as words of a command line."""
+        with from_extra("data", "--config needs PyYAML"):
+            import yaml
+        try:
+            values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, yaml.YAMLError) as error:
+            self.error(f"--config {file} cannot be read: {reason_of(error)}")
+        if not isinstance(values, dict):
+            self.error(f"--config {file} is not a mapping of options, as in dtype: float16")
+        words = []
+        for name, value in values.items():
+            flag = flag_of(str(name))
+            action = self._option_string_actions.get(flag)
+            if action is None or flag == "--config":
+                near = did_you_mean(flag, self._option_string_actions)
+                self.error(f"--config {file} has an option {name!r} that does not exist{near}")
+            if isinstance(value, (list, tuple)):
+                value = ",".join(map(str, value))
+            if action.nargs == 0 and not isinstance(value, bool):
+                self.error(f"--config {file}: expected true or false for {name}, got {value!r}")
+            if value is not None and value is not False:
+                words.append(flag if value is True else f"{flag}={value}")
+        return words
 
     def parse_explicit(
         self, arguments: Optional[Sequence[str]] = None
@@ -108,6 +158,28 @@ class Options:
         except KeyError:
             raise AttributeError(f"a recipe has no option {name!r}") from None
 
+    @property
+    def dtype(self) -> str:
+        """The dtype that was asked for, or else the one for float32's values on these devices."""
+        return self.mapping["dtype"] or devices.default_dtype(self.mapping)
+
+    def as_config(self) -> str:
+        """Return the options of the run as lines of YAML, for ``--config``.
+
+        Those that were not chosen are comments, as they follow from the others. Where a run is
+        saved and logged is left out.
+        """
+        lines = []
+        for dest, name in self.mapping["names"].items():
+            value = getattr(self, dest) if dest in self.mapping else None
+            if value is None or value is False or name in NOT_IN_CONFIG:
+                continue
+            text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+            quoted = isinstance(value, (str, tuple, Path))
+            comment = "" if dest in self.chosen else "# "
+            lines.append(f"{comment}{name}: {json.dumps(text) if quoted else text.lower()}\n")
+        return "".join(lines)
+
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"a recipe cannot be changed, so {name} cannot be set.")
 
@@ -155,7 +227,8 @@ def add_precision(parser: TrainingParser) -> Add:
         "them, mixed_float16 and bfloat16 keep float32 parameters; KEY=DTYPE,... is any policy, "
         "such as compute=float8_e4m3,gradients=float8_e5m2"
     )
-    add("--dtype", computed, type=dtype, metavar="|".join(PRESETS), default="float32")
+    computed += "; default: fused_float32 where it is recommended, else float32"
+    add("--dtype", computed, type=dtype, metavar="|".join(PRESETS))
     scale = (
         "loss scale: dynamic, none or a power of two (default: dynamic for float16, else none); a "
         "dynamic one starts at N, or is found from the first gradients"
@@ -203,6 +276,11 @@ def add_random_numbers(parser: TrainingParser) -> None:
 def add_checkpoints(parser: TrainingParser, kept: str) -> Add:
     """Add where checkpoints are saved and how a run resumes; `kept` is the help of ``--keep``."""
     add = parser.group("checkpoints")
+    file = (
+        "read options from this YAML file, such as the args.yaml that a run writes to SAVE_DIR; "
+        "those on the command line win"
+    )
+    add("--config", file, read.INPUT)
     saved = (
         "save checkpoints and the trained float32 parameters here; without it, nothing of the "
         "network is saved"
@@ -232,6 +310,8 @@ def add_trials(parser: TrainingParser) -> Add:
     """Add the option that shortens a run."""
     add = parser.group(LOGS)
     add("--max-batches --benchmark-iters", "train on at most N batches of each epoch", read.COUNT)
+    tried = "print the plan, train one batch, print the memory it took, and save nothing"
+    add("--dry-run", tried, read.SWITCH)
     return add
 
 

@@ -9,6 +9,7 @@ from typing import Callable, Iterator, List, NamedTuple, Tuple
 
 from gluon_amp.base.messages import UsageError, from_extra
 from gluon_amp.casting.cast import cast
+from gluon_amp.files import atomic
 from gluon_amp.inspection.figures import OTHER, STYLE, SUPPORT
 from gluon_amp.training.command_line import output_file
 from gluon_amp.training.runs import log
@@ -81,6 +82,13 @@ def saving(what: str) -> Iterator[None]:
     except (OSError, mx.MXNetError) as error:
         reason = getattr(error, "strerror", None) or "no room on the disk?"
         raise SavingError(f"{what} cannot be written: {reason}.") from None
+
+
+def write_config(recipe: Options) -> None:
+    """Write the options of a run to args.yaml beside its checkpoints, for ``--config``."""
+    path = recipe.save_dir / "args.yaml"
+    with saving(str(path)):
+        atomic.write(path, recipe.as_config().encode())
 
 
 def save_parameters(net: HybridBlock, path: Path) -> None:

@@ -144,8 +144,9 @@ def read(
     parser: Callable[[Optional[str]], TrainingParser] = train_parser,
 ) -> Recipe:
     """Return the recipe of a command line of `gluon-amp train`."""
-    command, chosen = parser(prog).parse_explicit(arguments)
-    return Recipe(chosen, command)
+    of = parser(prog)
+    command, chosen = of.parse_explicit(arguments)
+    return Recipe(chosen, {**command, "names": of.names})
 
 
 # The same for a command line of `gluon-amp fine-tune`.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar, Dict, Iterable, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, Optional, Sequence, Tuple
 
 from gluon_amp.base import hardware
 from gluon_amp.base.messages import scale_text
@@ -21,11 +21,13 @@ from gluon_amp.training.runs import log
 from gluon_amp.training.runs.building import optimizer_options
 from gluon_amp.training.runs.devices import is_emulated, other_recommended
 from gluon_amp.training.runs.history import EpochResult, Validation
+from gluon_amp.training.runs.loop import WAITED_MUCH
 from gluon_amp.training.runs.outputs import Output, save_parameters, saving, write_outputs
 from gluon_amp.training.runs.training import Training
 
 import mxnet as mx
 
+DEFAULT = ", as no --dtype was given"
 NOT_KEPT = "Without --save-dir DIR, this run saves neither its network nor checkpoints."
 
 _EMULATED = {
@@ -58,8 +60,6 @@ class Reporter:
     """Tells of a training; images and text differ in what raises `NotImplementedError` here."""
 
     recommends = False  # a faster dtype, if there is one
-    # what a terminal shows of each epoch; `cells` returns their values
-    columns: ClassVar[Tuple[log.Column, ...]] = log.COLUMNS
 
     training: Training
     observed: Dict[str, str]  # the dtypes that the network really uses
@@ -72,6 +72,7 @@ class Reporter:
         self.loop, self.engine = self.training.loop, self.training.loop.engine
         self.policy = Policy(self.recipe.policy)
         self.emulated = is_emulated(self.policy, self.devices)
+        self._began, self._epochs = time.perf_counter(), 0  # of this process
 
     def plan(self) -> List[Tuple[str, object]]:
         """Return names and texts of what is going to happen."""
@@ -110,12 +111,22 @@ class Reporter:
             log.logger.info("%s\n", recommended)
         if not (self.recipe.save_dir or self.recipe.eval_only):
             log.logger.info("%s\n", NOT_KEPT)
-        if not self.recipe.eval_only:
-            log.for_terminal(log.epoch_head(self._shown))
+        self._began = time.perf_counter()
 
     def epoch(self, epoch: int, result: EpochResult, validation: Optional[Validation]) -> None:
-        """Show the line of an epoch."""
-        log.for_terminal(log.epoch_line(self._shown, self.cells(epoch, result, validation)))
+        """Log the line of an epoch."""
+        self._epochs += 1
+        where = log.place(epoch, self.recipe.num_epochs)
+        log.logger.info("%s", log.line(where, self.values(epoch, result, validation)))
+
+    def tried(self) -> None:
+        """Log the memory of ``--dry-run``."""
+        memory = f"{hardware.peak_mebibytes():,.0f} MiB of this machine's memory"
+        sentence = (
+            f"One update, of a batch of {self.training.total_batch}, took {memory}; a whole run "
+            "takes about as much. Nothing was saved."
+        )
+        log.logger.info("%s", textwrap.fill(sentence, WIDTH))
 
     def end(self, last: Validation) -> SimpleNamespace:
         """Log the results and write the files; return the results."""
@@ -127,7 +138,8 @@ class Reporter:
             if not self.recipe.eval_only:
                 folder = self.recipe.save_dir
                 kept = f"Checkpoints and the network are in {folder}." if folder else NOT_KEPT
-                log.logger.info("\n%s", kept)
+                plot = self.recipe.mapping.get("plot")
+                log.logger.info("\n%s%s", kept, f" The errors are drawn in {plot}." if plot else "")
         return summary
 
     def _results_in_words(self, summary: SimpleNamespace) -> List[Tuple[str, object]]:
@@ -148,32 +160,24 @@ class Reporter:
             ("time", f"{summary.seconds:.1f} s, {epochs}"),
         ]
 
-    @property
-    def _shown(self) -> List[log.Column]:
-        """What a terminal shows of each epoch, with or without an average."""
-        waited = log.COLUMNS[-1]
-        average = self.training.average
-        return [log.EMA if average and one == waited else one for one in self.columns]
-
-    def cells(
+    def values(
         self, epoch: int, result: EpochResult, validation: Optional[Validation]
-    ) -> List[object]:
-        """Return what a terminal shows of an epoch, in the order of the columns."""
-        training, scale = self.training, self.engine.loss_scale
-        batches = min(len(training.batches), self.loop.max_batches or len(training.batches))
-        last: object = 100 * result.waited / result.seconds
-        if training.average:
-            last = validation and training.averaged and 100 * training.averaged.top1
-        return [
-            epoch,
-            result.loss,
-            None if validation is None else 100 * validation.top1,
-            self.loop.schedule(epoch, batches - 1),
-            None if isinstance(scale, NoLossScale) else scale_text(scale.scale),
-            result.skipped,
-            f"{result.images_per_second:.0f} {self.loop.unit}/s",
-            last,
-        ]
+    ) -> Dict[str, Optional[str]]:
+        """Return what the line of an epoch has, by name; None is left out."""
+        loop, scale, averaged = self.loop, self.engine.loss_scale, self.training.averaged
+        share = result.waited / result.seconds
+        left = (self.recipe.num_epochs - epoch - 1) / self._epochs
+        return {
+            "loss": f"{result.loss:.4g}",
+            "top_1": log.percent(validation.top1) if validation else None,
+            "average": log.percent(averaged.top1) if validation and averaged else None,
+            "lr": f"{loop.schedule(epoch, loop.count(self.training.batches) - 1):.4g}",
+            "_speed": f"{result.images_per_second:,.0f} {loop.unit}/s",
+            "ETA": log.duration(left * (time.perf_counter() - self._began)) if left else None,
+            "scale": None if isinstance(scale, NoLossScale) else scale_text(scale.scale),
+            "skipped": f"{result.skipped} steps" if result.skipped else None,
+            "waited": f"{100 * share:.0f} % for data" if share > WAITED_MUCH else None,
+        }
 
     def optimizer_in_words(self) -> str:
         """Describe the optimizer and its loss scale for the plan."""
@@ -181,6 +185,15 @@ class Reporter:
         scale = self.engine.loss_scale
         scales = "none" if isinstance(scale, NoLossScale) else f"{scale.scale:g} to begin with"
         return ", ".join([self.recipe.optimizer, *options, f"loss scale {scales}"])
+
+    @property
+    def by_default(self) -> str:
+        """Says that the dtype is the default, if it is."""
+        return (
+            ""
+            if self.recipe.mapping["dtype"] or self.recipe.policy != self.recipe.dtype
+            else DEFAULT
+        )
 
     def average_in_words(self) -> str:
         """Describe the average of the weights for the plan; empty without one."""

@@ -81,8 +81,9 @@ class Training:
             self.averaged = next(reversed(self.history.averaged), None)
         finished = saved.position.epoch >= recipe.num_epochs and not recipe.eval_only
         hint = "\nThat run is finished: to train on, give more --num-epochs." if finished else ""
-        line = "Going on from %s: epoch %d, %d samples done.%s\n"
-        log.logger.info(line, saved.path, *saved.position, hint)
+        epoch, samples = saved.position
+        line = "Resuming from %s: epoch %d/%d, %d samples done.%s\n"
+        log.logger.info(line, saved.path, epoch + 1, recipe.num_epochs, samples, hint)
         return saved.position, counts
 
     def epochs(self, position: Position, counts: Counts) -> Iterator[Epoch]:
@@ -110,7 +111,8 @@ class Training:
 
         result = self.loop.train(self.batches, epoch, start, counts, after_update)
         if self.batches.unreadable:
-            log.logger.info(log.UNREADABLE, epoch, describe_unreadable(self.batches.unreadable))
+            where = log.place(epoch, self.recipe.num_epochs)
+            log.logger.info("%s  %s", where, describe_unreadable(self.batches.unreadable))
         average_statistics(self.loop.engine.statistics, self.loop.workers)
         return result
 

@@ -200,8 +200,8 @@ TEACHER = Design(
     sd=0.07,  # docs/results/teacher/pilot.csv: 4 other seeds of the first two rows
     paired=True,
     rows=_rows(*((each, 256) for each in ("float32", "float16", "mixed_float16", "bfloat16"))),
-    note="Eight seeds left two rows undecided. The margin, 32 seeds, 0 to 31, all of which count, and "
-    "that no more are trained were written down before these runs.",
+    note="Eight seeds left two rows undecided. The margin, 32 seeds, 0 to 31, all of which count, "
+    "and that no more are trained were written down before these runs.",
 )
 
 IMAGENET = Design(

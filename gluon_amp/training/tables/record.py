@@ -1,26 +1,17 @@
 """The record of one run, read from the files in its directory.
 
-log.txt has the curve and the times, also those of a run that was resumed. summary.json has what
-was trained. run.json has the row that the run belongs to and its hardware.
+summary.json has what was trained, the curve and the times, also those of a run that was resumed.
+run.json has the row that the run belongs to and its hardware.
 """
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.runs import log
 
 LOG, SUMMARY, RUN = "log.txt", "summary.json", "run.json"
-
-
-# The formats of the log, with groups that match the numbers.
-SPEED, VALIDATION = (
-    r"(\S+)".join(map(re.escape, re.split(r"%[dfgs]", line)))
-    for line in (log.SPEED, log.VALIDATION)
-)
 
 
 @dataclass(frozen=True)
@@ -80,17 +71,6 @@ class RunRecord:
         return cls(**{**values, "configuration": Configuration(**values["configuration"])})
 
 
-def read_log(text: str) -> Dict[str, Dict[int, float]]:
-    """Return 'error' (top-1, percent) and 'seconds' (of training) of every epoch.
-
-    If an epoch was trained again after an interruption, its last line counts.
-    """
-    return {
-        "error": {int(m[1]): 100 * float(m[2]) for m in re.finditer(VALIDATION, text)},
-        "seconds": {int(m[1]): float(m[3]) for m in re.finditer(SPEED, text)},
-    }
-
-
 def read(folder: Path) -> RunRecord:
     """Read a run's directory."""
     about = read_json(folder / RUN)
@@ -104,23 +84,16 @@ def read(folder: Path) -> RunRecord:
         )
         if about["failure"] is not None:
             return RunRecord(*row, failure=about["failure"])
-        summary, text = read_json(folder / SUMMARY), _text(folder / LOG)
-        epochs = read_log(text)
-        missing = set(range(summary["epochs"])) - epochs["error"].keys()
-        if missing:
-            raise UsageError(
-                f"{folder / LOG} has no validation of epoch {min(missing)}: remove {folder} to "
-                "train it again."
-            )
+        summary = read_json(folder / SUMMARY)
         return RunRecord(
             *row,
             data=_data(summary),
             model=summary["model"],
             emulated=summary["emulated"],
-            errors=tuple(epochs["error"][epoch] for epoch in range(summary["epochs"])),
+            errors=tuple(100 - top1 for top1 in summary["top1_by_epoch"]),
             cross_entropies=tuple(summary.get("cross_entropy_by_epoch", ())),
             parallel=about["parallel"],
-            seconds=sum(epochs["seconds"].values()),
+            seconds=summary["train_seconds"],
             samples_per_second=summary["images_per_second"],
             peak_memory=about["peak_memory"],
             skipped=summary["skipped_steps"],

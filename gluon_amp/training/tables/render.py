@@ -12,7 +12,8 @@ from gluon_amp.training.tables.table import Contrast, Row, Table
 NONE = "–"
 
 
-def _mean(values: Optional[Spread], digits: int, unit: str = "") -> str:
+def mean(values: Optional[Spread], digits: int, unit: str = "") -> str:
+    """Return a mean with its standard deviation, if there are several values."""
     if values is None:
         return NONE
     sd = "" if values.sd is None else f" ± {values.sd:.{digits}f}"
@@ -68,7 +69,7 @@ NAME_COLUMN = ("Configuration", lambda row: row.configuration.label)
 FAQ_COLUMNS: Sequence[Tuple[str, Callable[[Row], str]]] = (
     ("Batch size", lambda row: str(row.configuration.batch)),
     ("Data type", lambda row: row.configuration.dtype),
-    ("Top-1 accuracy", lambda row: _mean(row.top1, 2, " %")),
+    ("Top-1 accuracy", lambda row: mean(row.top1, 2, " %")),
     ("Time to train", lambda row: duration(_alone(row, row.seconds))),
     ("Speed-up", _speed_up),
 )
@@ -218,7 +219,7 @@ def _test_table(table: Table, title: str, field: str, digits: int, unit: str = "
                 row.configuration.label,
                 contrast.label if contrast else NONE,
                 str(len(row.seeds)),
-                _mean(getattr(row, field), digits, unit),
+                mean(getattr(row, field), digits, unit),
                 interval,
                 tested,
                 _test(comparison, "t", ".2f"),
@@ -243,7 +244,7 @@ def _epochs(table: Table) -> List[str]:
                 row.configuration.label,
                 contrast.label if contrast else NONE,
                 f"{len(reached)} of {len(row.seeds)}",
-                _mean(spread(reached) if reached else None, 1),
+                mean(spread(reached) if reached else None, 1),
                 f"{round(test.difference, 1) + 0.0:+.1f}" if test else NONE,
                 _number(test.p_fewer if test else None, ".3f"),
                 rule,

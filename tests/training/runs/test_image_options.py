@@ -24,11 +24,11 @@ FLAGS = """
 --wd --weight-decay, --no-wd, --label-smoothing, --mixup, --mixup-alpha, --mixup-off-epoch,
 --ema-decay, --seed,
 --deterministic, --eval-only, --eval-frequency, --confusions, --save-dir --model-prefix,
---save-batches, --keep, --resume, --save-frequency --save-period,
+--save-batches, --keep, --resume, --config, --save-frequency --save-period,
 --resume-epoch --load-epoch --start-epoch, --resume-params, --resume-states, --num-gpus, --gpus,
 --cpus, --wait-policy, --kv-store --kvstore, --worker-timeout, --log-interval --disp-batches,
 --log-json, --summary-json, --logging-file, --tensorboard, --plot, --export,
---max-batches --benchmark-iters, --benchmark, --test-io
+--max-batches --benchmark-iters, --dry-run, --benchmark, --test-io
 """
 
 

@@ -1,4 +1,4 @@
-"""What a run prints on a terminal: one line for each epoch; and elsewhere: GluonCV's lines."""
+"""What a run logs: one line for each epoch, and in files one for some batches, too."""
 
 import contextlib
 import io
@@ -10,8 +10,9 @@ import pytest
 from gluon_amp.training.console import train, train_text
 from gluon_amp.training.runs import log
 
-# The first of GluonCV's lines, which are for files and programs; `test_loop.py` has all
-BATCH = r"Epoch\[\d\] Batch \[\d\]\tSpeed: [\d.]+ samples/sec\taccuracy=[\d.]+\tlr=[\d.]+"
+VALUES = r"  loss \S+  top-1 \d+\.\d\d %(  average \d+\.\d\d %)?  lr \S+  [\d,]+ (img|char)/s"
+EPOCH = r"Epoch \d/2" + VALUES + r"(  ETA \d+:\d\d)?.*"
+BATCH = r"Epoch \d/2  batch \d/\d" + VALUES + r"  ETA \d+:\d\d"
 
 
 class Terminal(io.StringIO):
@@ -26,42 +27,30 @@ def on_a_terminal(main, *words):
     return out.getvalue().splitlines()
 
 
-def test_a_terminal_gets_a_line_for_each_epoch_and_the_file_gluoncvs_lines(fashion, tmp_path):
+def test_a_terminal_gets_a_line_for_each_epoch_and_the_file_those_of_batches(fashion, tmp_path):
     file = tmp_path / "run.log"
     options = [*fashion, *"--epochs 2 --dtype float16 --lr 0.01 --lr-mode constant".split()]
     shown = on_a_terminal(train.main, *options, "--logging-file", file)
-    head = shown.index("epoch     loss     top-1        lr   scale  skips          speed  waited")
-    # a slow disk may have a warning between the lines
-    rows = [line for line in shown[head + 1 :] if re.match(r" +\d+ ", line)]
-    for epoch, line in enumerate(rows[:2]):
-        form = r" +\d+\.\d{4} +\d+\.\d\d % +[\d.]+ +[\d^-]+ +\d+ +\d+ images/s +\d+ %"
-        assert re.fullmatch(rf" +{epoch}{form}", line), line
-        assert len(line) <= 80
-    assert len(rows) >= 2 and not any("Epoch" in line for line in shown)
+    rows = [line for line in shown if line.startswith("Epoch ")]
+    assert [line.split()[1] for line in rows] == ["1/2", "2/2"]
+    assert all(re.fullmatch(EPOCH, line) and len(line) <= 80 for line in rows), rows
+    assert "  ETA " in rows[0] and "ETA" not in rows[1] and "  scale " in " ".join(shown)
     written = file.read_text().splitlines()
     assert len([line for line in written if re.fullmatch(BATCH, line)]) == 2 * 5
-    assert "[Epoch 1] validated 23/23" in written
-    assert shown[head] not in written
-    for start in ("data       fashion-mnist: ", "validated   23/23 images"):  # for both
+    for start in (*rows, "data       fashion-mnist: ", "validated   23/23 images"):  # for both
         assert any(line.startswith(start) for line in shown)
         assert any(line.startswith(start) for line in written)
 
 
 @pytest.mark.parametrize("text", [False, True])
-def test_an_average_has_a_column_and_lines_of_its_own(text, fashion, tmp_path):
+def test_an_average_stands_in_the_line_of_the_epoch(text, fashion, tmp_path):
     small = "--characters 4000 --hidden 8 --embedding 8 --num-epochs 1 --max-batches 2".split()
-    file, options = tmp_path / "run.log", small if text else fashion
-    options = [*options, "--ema-decay", 0.5, "--logging-file", file]
+    options = [*(small if text else fashion), "--ema-decay", 0.5]
     shown = on_a_terminal((train_text if text else train).main, *options)
-    (head,) = [number for number, line in enumerate(shown) if line.startswith("epoch")]
-    assert re.search(r"  speed      ema( +bits)?$", shown[head]) and len(shown[head]) <= 80
-    (row,) = [line for line in shown[head:] if line.startswith("    0 ")]
-    assert re.search(r"/s +\d+\.\d\d %( +\d\.\d{3})?$", row) and len(row) == len(shown[head])
-    lines = [line for line in file.read_text().splitlines() if "of the average" in line]
-    assert len(lines) == 1 + text and max(map(len, lines)) <= 80
-    assert not text or re.fullmatch(r"\[Epoch 0\] .* bits per character=[\d.]+", lines[1])
-    bits = r"^\[Epoch 0\] validation: bits per character=\d"
-    assert not text or re.search(bits, file.read_text(), re.MULTILINE)
+    lines = "\n".join(shown)
+    assert re.search(r"^Epoch 1/1  loss .*  top-1 .* %  average \d+\.\d\d %  lr ", lines, re.M)
+    assert bool(re.search(r"  bits \d\.\d+$", lines, re.M)) == text
+    assert max(map(len, shown)) <= 80
 
 
 def test_without_a_terminal_the_output_is_that_of_the_file(trained):
@@ -69,18 +58,15 @@ def test_without_a_terminal_the_output_is_that_of_the_file(trained):
     assert re.search(BATCH, trained.out)
 
 
-def test_the_values_of_an_epoch_stand_under_their_names():
-    columns = (*log.COLUMNS, ("bits", 7, "{:.3f}"))
-    lines = [
-        log.epoch_head(columns),
-        log.epoch_line(columns, (0, 2.5, 100, 1e-05, "2^-24", 0, "9 chars/s", 100, 6.5)),
-        log.epoch_line(columns, (999, 0.1, None, 0.4, None, 12, "12345 images/s", 0, None)),
-    ]
-    assert lines == [
-        "epoch     loss     top-1        lr   scale  skips          speed  waited   bits",
-        "    0   2.5000  100.00 %     1e-05   2^-24      0      9 chars/s   100 %  6.500",
-        "  999   0.1000         -       0.4       -     12 12345 images/s     0 %      -",
-    ]
+def test_a_line_is_as_wide_as_a_terminal_at_most():
+    values = {f"value_{number}": "1" * 20 for number in range(4)}
+    assert log.line(log.place(2, 24), {"loss": "0.5", "_speed": "9 img/s", "bits": None}) == (
+        "Epoch 3/24  loss 0.5  9 img/s"
+    )
+    assert [len(line) for line in log.line("Epoch 3/24", values).splitlines()] == [70, 60]
+    assert log.place(2, 24, 4, 6) == "Epoch 3/24  batch 5/6"
+    times = {18: "0:18", 60: "1:00", 3725.4: "1:02:05", float("nan"): "-"}
+    assert {seconds: log.duration(seconds) for seconds in times} == times
 
 
 def test_records_of_batches_epochs_and_validations(trained):

@@ -33,7 +33,7 @@ def test_a_run_that_diverges_ends_with_one_sentence(fashion, tmp_path, capsys, r
     sentence = refused(train.main, again, status=1)
     # by the second batch, and not at the end of the epoch
     assert re.search(
-        r"the loss became (nan|inf) in epoch 1, by batch \d, .* lower it with", sentence
+        r"the loss became (nan|inf) in epoch 2, by batch \d, .* lower it with", sentence
     )
     assert f"The last good checkpoint is {tmp_path}/epoch001-sample00000000.ckpt" in sentence
 
@@ -60,7 +60,7 @@ def test_a_full_disk(options, status, sentence, fashion, small_disk, tmp_path, m
         assert train.main([*fashion, *options.split()]) == status
     captured = capsys.readouterr()
     assert sentence in captured.out + captured.err
-    assert ("top-1" in captured.out) == ("--save-dir" not in options)
+    assert ("top-5" in captured.out) == ("--save-dir" not in options)
 
 
 def test_a_full_standard_output_does_not_end_the_run(fashion, monkeypatch, capfd):

@@ -68,7 +68,7 @@ def test_the_imagenet_design_is_the_faqs():
     recipe = read(list(first.arguments))
     assert (recipe.dataset, recipe.model, recipe.num_epochs) == ("imagenet", "resnet50_v1", 90)
     assert (recipe.lr_mode, recipe.lr_decay_epoch) == ("step", (30, 60, 80))
-    page = (ROOT / "docs" / "results" / "imagenet.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
     for configuration, options in DESIGNS["imagenet"].rows:
         command = f"{' '.join(options)} --batch-size {configuration.batch // 8} --num-gpus 8"
         assert command in page

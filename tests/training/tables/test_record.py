@@ -5,8 +5,7 @@ import json
 import pytest
 
 from gluon_amp.base.messages import UsageError
-from gluon_amp.training.runs import log
-from gluon_amp.training.tables.record import read, read_log
+from gluon_amp.training.tables.record import read
 from tests.training.tables.example_runs import CONFIGURATIONS, write_run
 
 
@@ -37,30 +36,8 @@ def test_a_run_from_before_the_cross_entropy_was_recorded_is_read(tmp_path):
     assert (record.versions, record.date) == ("", "")
 
 
-def test_an_epoch_that_was_trained_again_counts_once():
-    lines = [
-        log.SPEED % (0, 100, 10.0),
-        log.VALIDATION % (0, 0.5, 0.1),
-        log.SPEED % (1, 100, 11.0),  # killed here, and resumed from epoch 0's checkpoint
-        log.SPEED % (1, 100, 12.0),
-        log.VALIDATION % (1, 0.25, 0.1),
-    ]
-    assert read_log("\n".join(lines)) == {
-        "error": {0: 50.0, 1: 25.0},
-        "seconds": {0: 10.0, 1: 12.0},
-    }
-
-
-def test_a_log_without_the_last_epoch_is_refused(tmp_path):
-    folder = write_run(tmp_path / "a", "float32-1024", 76.18, 11.8, epochs=2)
-    text = (folder / "log.txt").read_text()
-    (folder / "log.txt").write_text(text[: text.rindex("[Epoch 1] validation")])
-    with pytest.raises(UsageError, match="no validation of epoch 1: remove"):
-        read(folder)
-
-
 def test_a_missing_or_damaged_file_or_one_of_another_kind_is_named(tmp_path):
-    for name in ("summary.json", "run.json", "log.txt"):
+    for name in ("summary.json", "run.json"):
         folder = write_run(tmp_path / name, "float32-1024", 76.18, 11.8, epochs=2)
         (folder / name).write_text("{")
         with pytest.raises(UsageError, match="damaged|no validation"):

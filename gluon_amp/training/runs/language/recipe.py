@@ -102,7 +102,7 @@ def _add_model_and_text(parser: TrainingParser) -> None:
     add("--layers", "number of layers", count, default=1)
     add("--heads", "heads of a transformer's attention", count, default=4)
     add("--tied", "predict with the weight of the embedding", SWITCH)
-    add("--dropout", "share of the values to leave out", type=share, default=0.0, metavar="P")
+    add("--dropout", "dropout rate", type=share, default=0.0, metavar="P")
     characters = "characters to train on; a tenth as many, from other files, are for validation"
     parser.group("data")("--characters", characters, COUNT, default=500_000)
 
@@ -122,7 +122,9 @@ def _add_training(parser: TrainingParser) -> None:
 
 def read(arguments: Optional[Sequence[str]] = None, prog: Optional[str] = None) -> LanguageRecipe:
     """Return the recipe of a command line of `gluon-amp train-text`."""
-    recipe = LanguageRecipe(vars(parser(prog).parse_args(arguments)), CONSTANTS)
+    of = parser(prog)
+    command, chosen = of.parse_explicit(arguments)
+    recipe = LanguageRecipe(chosen, {**CONSTANTS, **command, "names": of.names})
     options.check_devices(recipe)
     options.check_resume(recipe)
     _check_model(recipe)

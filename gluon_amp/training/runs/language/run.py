@@ -31,8 +31,6 @@ import mxnet as mx
 VALIDATION_STREAMS, VALIDATION_LENGTH = 64, 64
 
 PARAMETERS = "{}-{}.params"  # of a network, after an epoch
-BITS = "[Epoch %d] validation: bits per character=%f"
-AVERAGED_BITS = "[Epoch %d] validation of the average: bits per character=%f"
 RECURRENT_FLOAT16 = (
     "emulated on this CPU, not at a GPU's speed: the inputs of the {}, and its outputs at the "
     "end of a chunk, are rounded; its state in between is not"
@@ -87,7 +85,7 @@ def prepare(recipe: LanguageRecipe) -> Tuple[Training, "LanguageReporter"]:
         records=log.Records(recipe.log_json),
         log_interval=recipe.log_interval,
         max_batches=recipe.max_batches,
-        unit="chars",
+        unit="char",
         input_bound="",
         seed=recipe.seed,
     )
@@ -126,21 +124,11 @@ def observe(recipe: LanguageRecipe, net: LanguageModel, device: mx.Context) -> D
 class LanguageReporter(report.Reporter):
     """Tells of a run of a language model."""
 
-    columns = (*log.COLUMNS, ("bits", 7, "{:.3f}"))
-
-    def epoch(self, epoch: int, result: EpochResult, validation: Optional[Validation]) -> None:
-        averaged = self.training.averaged
-        if validation:
-            log.details(BITS, epoch, _bits(validation))
-        if validation and averaged:
-            log.details(AVERAGED_BITS, epoch, _bits(averaged))
-        super().epoch(epoch, result, validation)
-
-    def cells(
+    def values(
         self, epoch: int, result: EpochResult, validation: Optional[Validation]
-    ) -> List[object]:
-        bits = None if validation is None else _bits(validation)
-        return [*super().cells(epoch, result, validation), bits]
+    ) -> Dict[str, Optional[str]]:
+        bits = None if validation is None else f"{_bits(validation):.4g}"
+        return {**super().values(epoch, result, validation), "bits": bits}
 
     def plan(self) -> List[Tuple[str, object]]:
         recipe, data, schedule = self.recipe, self.data, self.loop.schedule
@@ -158,7 +146,7 @@ class LanguageReporter(report.Reporter):
             ("batch", f"{streams}, {recipe.bptt} characters each"),
             ("model", f"{recipe.model}, {data.classes} classes"),
             ("data", f"{data.name}: {characters}"),
-            ("requested", f"{recipe.arithmetic}, {how}"),
+            ("requested", f"{recipe.arithmetic}, {how}{self.by_default}"),
             ("observed", _in_words(self.observed)),
             ("lr", f"{schedule.rate:g}, {schedule}"),
             ("optimizer", ", ".join(filter(None, optimizer))),
