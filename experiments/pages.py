@@ -17,6 +17,7 @@ PART = re.compile(r"<!-- (\w+) -->.*?<!-- /\1 -->", re.DOTALL)
 
 Values = Dict[str, Any]  # what a JSON file holds
 Parts = Mapping[str, str]  # by their names
+Draw = Optional[Callable[[Values, Path], None]]
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], words: int = 1) -> str:
@@ -65,14 +66,20 @@ def write(
     words: str,
     parts: Parts,
     values: Optional[Values] = None,
-    draw: Optional[Callable[[Values, Path], None]] = None,
+    draw: Draw = None,
 ) -> None:
     """Write TARGET.md with the words of a page in `docs/`, and perhaps TARGET.json and .png."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    files = {suffix: target.parent / f"{target.name}.{suffix}" for suffix in ("md", "json", "png")}
-    if values is not None:
-        files["json"].write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")
     text = fill((DOCS / words).read_text(encoding="utf-8"), parts)
-    files["md"].write_text(text, encoding="utf-8")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    (target.parent / f"{target.name}.md").write_text(text, encoding="utf-8")
+    if values is not None:
+        write_values(target, values, draw)
+
+
+def write_values(target: Path, values: Values, draw: Draw = None) -> None:
+    """Write TARGET.json, and perhaps its figure, TARGET.png."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(values, indent=1) + "\n"
+    (target.parent / f"{target.name}.json").write_text(text, encoding="utf-8")
     if draw is not None:
-        draw(values, files["png"])
+        draw(values, target.parent / f"{target.name}.png")

@@ -22,6 +22,7 @@ from typing import Dict, List, Optional, Sequence, Tuple
 import numpy as np
 
 import gluon_amp as amp
+from experiments import pages
 from gluon_amp.base.formats import FORMATS, rounded_array
 from gluon_amp.casting.binding import running_blocks
 from gluon_amp.inspection.gpu_graph import gpu_findings
@@ -306,6 +307,24 @@ def largest_distance(outputs, expected) -> float:
         float(norm(output.asnumpy() - values) / max(norm(values), 1e-30))
         for output, values in zip(outputs, expected)
     )
+
+
+def parts(casts: Sequence[dict]) -> Dict[str, str]:
+    """Return the parts of docs/results/zoo_coverage.md: how many are good, and the farthest."""
+    networks, good = dict.fromkeys(cast["network"] for cast in casts), sum(c["ok"] for c in casts)
+    lines = []
+    for policy in POLICIES:
+        rows = [cast for cast in casts if cast["policy"] == policy and "distance" in cast]
+        worst = max(rows, key=lambda cast: cast["distance"] / cast["yardstick"])
+        ratio = worst["distance"] / worst["yardstick"]
+        numbers = (f"{worst['distance']:.1e}", f"{worst['yardstick']:.1e}", f"{ratio:.1f}")
+        lines.append([policy, worst["network"], *numbers])
+    head = ["policy", "farthest network", "distance", "yardstick", "their ratio"]
+    return {
+        "good": f"{good} of {len(casts)} casts of {len(networks)} networks are good",
+        "farthest": pages.table(head, lines, words=2),
+        "networks": ", ".join(networks),
+    }
 
 
 def line(row: dict) -> str:

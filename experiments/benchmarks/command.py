@@ -57,7 +57,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     profiles = "only print which kernels take the time of a training step in each dtype"
     add("--profile", action="store_true", help=profiles)
-    output = "write NAME.json, NAME.png and NAME.md to this directory"
+    output = "write NAME.json and NAME.png to this directory"
     add("--output", type=command_line.path, metavar="DIR", help=output)
     return parser.parse_args(arguments)
 
@@ -107,9 +107,7 @@ def run_suite(name: str, network: str, options: argparse.Namespace, command: str
     print(f"\n{suite.title}\n\n{tables}")
     stem = name if network == REFERENCE["network"] else f"{name}_{network}"
     if options.output:
-        parts = report.parts(result, tables, f"{stem}.png")
-        words = f"benchmarks/{name}.md"
-        pages.write(options.output / stem, words, parts, result, report.draw)
+        pages.write_values(options.output / stem, result, report.draw)
 
 
 def run_families(options: argparse.Namespace, command: str) -> None:
@@ -144,11 +142,8 @@ def run_families(options: argparse.Namespace, command: str) -> None:
     tables = families.tables(result)
     print(f"\n{tables}")
     if options.output:
-        # a page for each kind of CPU
-        stem = "families" if kind == "AVX512_BF16" else f"families-{kind.lower()}"
-        parts = families.parts(result, f"{stem}.png")
-        words = "benchmarks/families.md"
-        pages.write(options.output / stem, words, parts, result, families.draw)
+        stem = f"families-{kind.lower()}"
+        pages.write_values(options.output / stem, result, families.draw)
 
 
 def peer_versions(python: Path) -> str:

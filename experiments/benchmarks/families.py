@@ -6,11 +6,11 @@ Each family is measured in turn with all of its cases, so that few processes are
 import math
 import statistics
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple
 
 from experiments.benchmarks import report
 from experiments.benchmarks.suites import Case, Ratio, Suite
-from experiments.pages import Parts, Values, table
+from experiments.pages import Values, table
 from experiments.standalone import figures
 
 
@@ -76,21 +76,30 @@ HEADS = {CONTRIB: "contrib.amp bfloat16", FLOAT16: "float16 emulated"}
 
 # What is done with a network, and the title of its table
 KINDS = {
-    "training": "Training step",
-    "inference": "Inference, the batch of a training step",
-    "image": "Inference, one image",
+    "training": "training",
+    "inference": "inference of the batch",
+    "image": "inference of one image",
 }
 
-# What every family compares: the label, over and under (of each the fastest counts), and whether
-# larger is better
+
+class Quotient(NamedTuple):
+    """A speed: the time of one case over that of another, of several the fastest."""
+
+    case: str
+    relative_to: str
+    over: Tuple[str, ...]
+    under: Tuple[str, ...]
+
+
+PLAIN = Quotient(BFLOAT16, "stock float32", (STOCK,), (BFLOAT16,))
+PEER = Quotient("its fastest policy", "PyTorch's best", PEERS, OURS)
 QUOTIENTS = (
-    ("stock float32 / bfloat16", (STOCK,), (BFLOAT16,), True),
-    ("float32 under amp.Trainer / bfloat16", (FLOAT32,), (BFLOAT16,), True),
-    ("contrib.amp / bfloat16", (CONTRIB,), (BFLOAT16,), True),
-    ("PyTorch's best / bfloat16", PEERS, (BFLOAT16,), True),
-    ("PyTorch's best / our best policy", PEERS, OURS, True),
-    ("stock float32 / fused_float32", (STOCK,), (FUSED,), True),
-    ("float16 / stock float32", (FLOAT16,), (STOCK,), False),
+    PLAIN,
+    Quotient(BFLOAT16, "float32 under `amp.Trainer`", (FLOAT32,), (BFLOAT16,)),
+    Quotient(BFLOAT16, "contrib.amp", (CONTRIB,), (BFLOAT16,)),
+    Quotient(FUSED, "stock float32", (STOCK,), (FUSED,)),
+    Quotient("float16, emulated", "stock float32", (STOCK,), (FLOAT16,)),
+    PEER,
 )
 MEMORY = Family("resnet50_v1", pixels=224)
 
@@ -176,43 +185,15 @@ class Results:
         found = filter(None, (self.find(network, kind, variant) for variant in variants))
         return min(found, key=lambda one: one["median_seconds"], default=None)
 
-    def quotients(
-        self, kind: str, over: Sequence[str], under: Sequence[str]
-    ) -> Dict[str, List[float]]:
-        """Return a ratio in each round, of all networks that have it."""
+    def speeds(self, kind: str, quotient: Quotient) -> Dict[str, List[float]]:
+        """Return a speed in each round, of all networks that have it."""
         found = {}
         for network in self.networks:
-            fastest = self.fastest(network, over, kind)
-            lower = self.fastest(network, under, kind)
-            if fastest and lower:
-                pairs = zip(fastest["seconds"], lower["seconds"])
-                found[network] = [a / b for a, b in pairs]
+            over = self.fastest(network, quotient.over, kind)
+            under = self.fastest(network, quotient.under, kind)
+            if over and under:
+                found[network] = [a / b for a, b in zip(over["seconds"], under["seconds"])]
         return found
-
-    def summary(self) -> List[Values]:
-        """Return the geometric means and the worst family of every ratio, as in `report`."""
-        rows = []
-        for kind in KINDS:
-            for text, over, under, larger in QUOTIENTS:
-                found = self.quotients(kind, over, under)
-                medians = {network: statistics.median(found[network]) for network in found}
-                chosen: Dict[str, List[float]] = {}
-                if text == QUOTIENTS[0][0] and kind != "inference" and NETWORKS[0] in found:
-                    chosen[NETWORKS[0]] = found[NETWORKS[0]]
-                if len(found) > 1:
-                    name = f"geometric mean of {len(found)} families"
-                    chosen[name] = geometric_means(found.values())
-                    worst = (min if larger else max)(medians, key=medians.get)
-                    chosen[f"worst family ({worst})"] = found[worst]
-                for name, values in chosen.items():
-                    names = (f"{kind}: {text}, {name}", *map(_fastest_of, (over, under)))
-                    ratio = Ratio(*names, larger_is_better=larger)
-                    rows.append(report.measured_ratio(ratio, values))
-        return rows
-
-
-def _fastest_of(names: Sequence[str]) -> str:
-    return {OURS: "its fastest policy", PEERS: "PyTorch's best"}.get(names, " or ".join(names))
 
 
 def geometric_means(ratios: Iterable[Sequence[float]]) -> List[float]:
@@ -220,16 +201,10 @@ def geometric_means(ratios: Iterable[Sequence[float]]) -> List[float]:
     return [math.exp(statistics.fmean(map(math.log, values))) for values in zip(*ratios)]
 
 
-def parts(result: Values, picture: str) -> Parts:
-    """Return the parts of the page; `picture` is the name of the figure's file."""
-    page = report.parts(result, tables(result), picture)
-    return {**page, "title": f"# {result['suite']}, {report.cpu_kind(result['machine'])}"}
-
-
 def draw(result: Values, path: Path) -> None:
     """Write a figure: PyTorch's fastest training step over ours, in each network."""
     results = Results(result["cases"])
-    found = results.quotients("training", PEERS, OURS)
+    found = results.speeds("training", PEER)
     means = geometric_means(found.values())
     ratios = [
         (statistics.median(values), network, results.fastest(network, OURS)["dtype"])
@@ -253,88 +228,78 @@ def draw(result: Values, path: Path) -> None:
         )
 
 
-def tables(result: Dict[str, Any]) -> str:
-    """Return all tables of families.json in Markdown, with their headings."""
-    results = Results(result["cases"])
-    parts = ["## Means and slowest families", *_means([*results.summary(), *result["ratios"]])]
-    for kind, title in KINDS.items():
-        if any(results.find(n, kind, v.name) for n in results.networks for v in VARIANTS):
-            parts += [f"## {title}"]
-            for name, text in CELLS.items():
-                parts += [f"{name}:", _grid(results, kind, text)]
-            if peak := result["machine"].get("peak"):
-                parts += [
-                    f"The products alone, at {2e-9 * peak:.0f} GFLOP/s, the float32 peak of this "
-                    "machine:",
-                    limits(results, kind, peak),
-                ]
-    if result["reorders"]:
-        keys = ("network", "kind", "onednn", "own")
-        rows = [[str(one[key]) for key in keys] for one in result["reorders"]]
-        parts += ["## Changes of layout in bfloat16"]
-        parts += [table(["network", "kind", "oneDNN's reorders", "gluon_amp's"], rows, words=2)]
-    if result["left_out"]:
-        reasons = "\n".join(f"- {reason}" for reason in result["left_out"].values())
-        parts += ["## Left out", reasons]
+def tables(result: Values) -> str:
+    """Return the means of the speeds, and what was measured of each network, in Markdown."""
+    results, peak = Results(result["cases"]), result["machine"].get("peak")
+    parts = [means(results), networks(results, peak), *result["left_out"].values()]
+    speeds = results.speeds("training", PEER)
+    if len(results.networks) > 1 and speeds:
+        spread = geometric_means(speeds.values())
+        slowest = min(speeds, key=lambda network: statistics.median(speeds[network]))
+        parts[1:1] = [
+            f"The mean of training relative to PyTorch's best is {min(spread):.2f} to "
+            f"{max(spread):.2f}, depending on the round; the slowest network is {slowest}."
+        ]
+    if peak:
+        parts += [f"The float32 peak of this machine is {2e-9 * peak:.0f} GFLOP/s."]
     return "\n\n".join(parts)
 
 
-def _means(ratios: Sequence[Values]) -> List[str]:
-    """Return the tables of geometric means of speeds, and of peak memory."""
-    rows, memory = [], []
-    for ratio in ratios:
-        kind, colon, rest = ratio["label"].partition(": ")
-        if colon:
-            case, reference, values = report.speed(ratio)
-            spread = f"{min(values):.2f} to {max(values):.2f}"
-            over = rest.rpartition(", ")[2]
-            rows.append([kind, over, case, reference, f"{statistics.median(values):.2f}", spread])
-        else:
-            memory.append([kind.partition(", peak memory, ")[2], f"{ratio['median']:.2f}"])
-    head = ["kind", "over", "case", "relative to", "speed, higher is better", "rounds"]
-    tables = [table(head, rows, words=4)]
-    head = ["training step", "peak memory of bfloat16 relative to stock float32, lower is better"]
-    return [*tables, table(head, memory)] if memory else tables
+def means(results: Results) -> str:
+    """Return the geometric mean of each speed, with the slowest and the fastest network."""
+    rows = []
+    for quotient in QUOTIENTS:
+        cells = []
+        for kind in KINDS:
+            found = results.speeds(kind, quotient)
+            cell = ""
+            if found:
+                mean = statistics.median(geometric_means(found.values()))
+                medians = list(map(statistics.median, found.values()))
+                cell = f"{mean:.2f} ({min(medians):.2f} to {max(medians):.2f})"
+            cells.append(cell)
+        if any(cells):
+            rows.append([quotient.case, quotient.relative_to, *cells])
+    return table(["speed of", "relative to", *KINDS.values()], rows, words=2)
 
 
-def _speed(one: Values, stock: Optional[Values]) -> str:
-    if stock is None:
-        return ""
-    return f"{statistics.median(a / b for a, b in zip(stock['seconds'], one['seconds'])):.2f}"
+def networks(results: Results, peak: Optional[float] = None) -> str:
+    """Return the times of training, and the speeds relative to PyTorch, of each network.
 
-
-# What is shown of a case; the second argument is that of stock float32
-CELLS: Dict[str, Callable[[Values, Optional[Values]], str]] = {
-    "Speed relative to stock float32, higher is better": _speed,
-    "Milliseconds": lambda one, stock: f"{1e3 * one['median_seconds']:.1f}",
-    "Peak memory, MiB": lambda one, stock: f"{one['peak_mebibytes']:.0f}",
-}
-
-
-def limits(results: Results, kind: str, peak: float) -> str:
-    """Return the time of the products at the peak, and its share of the float32 cases."""
+    The last column is the time that the products of a step would take at the peak of the machine,
+    relative to that of a step under fused_float32.
+    """
+    shown = (v.name for v in VARIANTS if v.name not in (FLOAT32, CONTRIB))  # in the means alone
+    names = [v for v in shown if any(results.find(n, "training", v) for n in results.networks)]
+    ours = [name for name in names if name not in PEERS]
+    peers = ["PyTorch's best"] if len(ours) < len(names) else []
     rows = []
     for network in results.networks:
-        found = [results.find(network, kind, name) for name in (STOCK, FUSED)]
-        if found[0] and found[0]["products"]:
-            seconds = found[0]["products"] / peak
-            shares = [f"{seconds / one['median_seconds']:.2f}" if one else "" for one in found]
-            rows.append([network, f"{1e3 * seconds:.1f}", *shares])
-    return table(["network", "ms", f"share of {STOCK}", f"share of {FUSED}"], rows)
+        one = results.fastest(network, names)
+        if one is None:
+            continue
+        times = [results.find(network, "training", name) for name in ours]
+        times += [results.fastest(network, PEERS)] if peers else []
+        row = [network, str(one["batch"]), str(one["pixels"])]
+        row += [f"{1e3 * case['median_seconds']:.1f}" if case else "" for case in times]
+        for kind in KINDS if peers else ():
+            speeds = results.speeds(kind, PEER).get(network)
+            row.append(f"{statistics.median(speeds):.2f}" if speeds else "")
+        stock, fused = (results.find(network, "training", name) for name in (STOCK, FUSED))
+        if peak:
+            share = stock and fused and stock["products"] / peak / fused["median_seconds"]
+            row.append(f"{share:.2f}" if share else "")
+        rows.append(row)
+    head = ["network", "batch", "px, tokens", *(HEADS.get(name, name) for name in ours), *peers]
+    head += ["PyTorch / ours, training", "batch", "image"] if peers else []
+    return table(head + (["products' share"] if peak else []), rows)
 
 
-def _grid(results: Results, kind: str, text: Callable) -> str:
-    """Return a table with a line for each network and a column for each measured variant."""
-    names = [variant.name for variant in VARIANTS]
-    used = [v for v in names if any(results.find(n, kind, v) for n in results.networks)]
+def memory(result: Values) -> str:
+    """Return the peak memory of the processes that train, in MiB, in Markdown."""
+    results, names = Results(result["cases"]), (STOCK, FUSED, BFLOAT16, FLOAT16)
     rows = []
     for network in results.networks:
-        found = [results.find(network, kind, name) for name in used]
-        one = next(filter(None, found), None)
-        if one is not None:
-            stock = results.find(network, kind, STOCK)
-            cells = [text(case, stock) if case else "" for case in found]
-            rows.append([network, str(one["batch"]), str(one["pixels"]), *cells])
-    return table(
-        ["network", "batch", "px, tokens", *(HEADS.get(name, name) for name in used)], rows
-    )
+        found = [results.find(network, "training", name) for name in names]
+        rows.append([network, *(f"{one['peak_mebibytes']:.0f}" if one else "" for one in found)])
+    return table(["network", *(HEADS.get(name, name) for name in names)], rows)

@@ -12,7 +12,7 @@ from typing import Any, Dict, Iterator, List, Sequence, Tuple
 
 from experiments.benchmarks.measure import Measured
 from experiments.benchmarks.suites import DTYPES, Ratio, Suite
-from experiments.pages import Parts, Values, table
+from experiments.pages import Values, table
 from experiments.standalone import figures, hardware
 
 # instruction sets that decide which kernels of oneDNN and of gluon_amp run
@@ -97,23 +97,17 @@ def measured_ratio(ratio: Ratio, values: List[float]) -> Values:
     return {**ratio._asdict(), "values": values, "median": statistics.median(values)}
 
 
-def parts(result: Values, tables: str, picture: str = "") -> Parts:
-    """Return the parts of a page; `picture` is the name of the figure's file, if there is one."""
-    about = result["machine"]
+def part(result: Values, tables: str, picture: str) -> str:
+    """Return the part of a page: tables, the figure in a file, and how they were measured."""
+    about, rounds = result["machine"], len(result["cases"][0]["seconds"])
     variables = "".join(f", {name}={value}" for name, value in about.get("variables", {}).items())
     peer = f", {about['peer']}" if "peer" in about else ""
-    figure = f"\n\n![{result['suite']}]({picture})" if picture else ""
-    return {
-        "title": f"# {result['suite']}",
-        "tables": tables + figure,
-        "measured": f"{about['date']} with `{result['command']}`: "
-        f"{len(result['cases'][0]['seconds'])} rounds",
-        "machine": f"{about['processor']} ({', '.join(about['instructions'])}), "
-        f"{about['processors']} processors, {about['threads']} threads{variables}, "
-        f"{about['memory_gib']} GiB, {about['system']}, "
-        f"Python {about['python']}, MXNet {about['mxnet']}, numpy {about['numpy']}, "
-        f"gluon_amp {about['gluon_amp']}{peer}",
-    }
+    measured = (
+        f"{about['date']}, {rounds} rounds, `{result['command']}`: {about['processor']}, "
+        f"{cpu_kind(about)}, {about['threads']} threads{variables}, Python {about['python']}, "
+        f"MXNet {about['mxnet']}, numpy {about['numpy']}, gluon_amp {about['gluon_amp']}{peer}."
+    )
+    return "\n\n".join([tables, f"![{result['suite']}]({picture})", measured])
 
 
 def tables(result: Values) -> str:

@@ -36,14 +36,16 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     """
     parser = Parser(prog="clients", description=__doc__.splitlines()[0])
     parser.add_argument("cases", nargs="*", metavar="FAMILY[/CASE]", help="default: all")
-    output, table = pages.DOCS / "results" / "clients.md", "the table (default: %(default)s)"
+    output, table = pages.DOCS / "results" / "clients.json", "the values (default: %(default)s)"
     parser.add_argument("--output", type=output_file, default=output, metavar="FILE", help=table)
     options = parser.parse_args(arguments)
     chosen = choose(options.cases, FAMILIES)
-    records = Records(options.output.with_suffix(".json"))
+    records = Records(options.output)
     train([job for case in chosen for job in plan(*case)], records)
     found = rows(choose([], FAMILIES), records)
-    pages.write(options.output.with_suffix(""), "results/clients.md", parts(found))
+    print(parts(found)["losses"])
+    if options.output == output:
+        pages.write(pages.DOCS / "how_to" / "index", "how_to/index.md", parts(found))
     return 0 if all(policy.within for row in found for policy in row.comparisons[1:]) else 1
 
 

@@ -26,7 +26,7 @@ def d2l(optimizer: str, learning_rate: str, *others: Edit) -> List[Edit]:
     return [import_before("npx.set_np()"), trainer, BACKWARD, *others]
 
 
-CLIP = Edit("d2l.grad_clipping(net, 1)", "trainer.clip_global_norm(1)")
+CLIP = Edit("d2l.grad_clipping(net, 1)", "trainer.clip_global_norm(1, 1)")
 D2L = Family(
     name="d2l",
     python="3.8",
@@ -116,7 +116,7 @@ def gluonnlp(
         import_before("import gluonnlp as nlp"),
         Edit(f"trainer = {module}.Trainer({arguments}", f"trainer = amp.Trainer({cast}"),
         BACKWARD,
-        Edit(clip, f"trainer.clip_global_norm({norm})"),
+        Edit(clip, f"trainer.clip_global_norm({norm}, 1)"),
     ]
 
 

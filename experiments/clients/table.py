@@ -1,4 +1,4 @@
-"""The parts of docs/results/clients.md, and whether losses are within the spread of float32's."""
+"""The parts of docs/how_to/index.md, and whether losses are within the spread of float32's."""
 
 import math
 import statistics
@@ -89,41 +89,22 @@ def parts(rows: Sequence[Row]) -> Parts:
         "versions": "\n".join(
             f"- {one.name}: Python {one.python}, {', '.join(one.versions)}" for one in families
         ),
-        "losses": table(["case", "steps", "edits", *DTYPES], list(map(_losses, rows))),
-        "times": table(["case", *DTYPES], list(map(_times, rows))),
-        "extras": table(["case", "result", *DTYPES], [one for row in rows for one in _extras(row)]),
+        "losses": table(["case", "edits", *DTYPES], list(map(_losses, rows))),
     }
 
 
 def _losses(row: Row) -> List[str]:
     float32, *policies = row.comparisons
-    steps = row.records["float32"][0]["steps"]
     spread = f"{min(float32.losses, default=0):.4g} to {max(float32.losses, default=0):.4g}"
     cells = [float32.error or spread, *map(_loss, policies)]
-    return [row.name, f"{steps}", f"{row.case.lines}", *(c.replace("|", "\\|") for c in cells)]
+    return [row.name, f"{row.case.lines}", *(c.replace("|", "\\|") for c in cells)]
 
 
 def _loss(policy: Comparison) -> str:
     if policy.error:
         return policy.error
     outside = "" if policy.within else " **outside**"
-    return f"{policy.losses[0]:.4g} ({policy.difference:+.2g}){outside}"
-
-
-def _times(row: Row) -> List[str]:
-    cells = []
-    for one in row.comparisons:
-        time = f"{1000 * one.seconds:.{0 if one.seconds >= 0.1 else 1}f}"
-        cells.append("" if one.error else f"{time} ({one.ratio:.2f})")
-    return [row.name, *cells]
-
-
-def _extras(row: Row) -> List[List[str]]:
-    extras = [row.records[dtype][0].get("extra", {}) for dtype in DTYPES]
-    return [
-        [row.name, name, *(f"{e[name]:.4g}" if name in e else "" for e in extras)]
-        for name in extras[0]
-    ]
+    return f"{policy.difference:+.2g}, {policy.ratio:.2f}×{outside}"
 
 
 # ------------------------------------------------------------------ which runs a table has

@@ -15,7 +15,7 @@ from experiments import pages
 from experiments.benchmarks.report import machine
 from experiments.floor_of_chance import compare
 from experiments.floor_of_chance.compare import QUANTITIES, Results, read_trace
-from experiments.floor_of_chance.page import draw, parts
+from experiments.floor_of_chance.page import draw, table
 from experiments.floor_of_chance.rows import COMPARED, REFERENCE, TRACE, jobs
 from gluon_amp.base.messages import UsageError
 from gluon_amp.training.command_line import Parser, path, positive_int, split_at_dashes, status_of
@@ -23,8 +23,6 @@ from gluon_amp.training.runs.image_options import DATASETS
 from gluon_amp.training.runs.interruption import RunInterruptedError
 from gluon_amp.training.tables.record import RunRecord, read
 from gluon_amp.training.tables.runs import Job, Runner, alone_in, interruptible
-
-WORDS = "results/floor/digits.md"
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -36,13 +34,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--seeds", default=8, help="pairs of runs of each row (default: %(default)s)", **count)
     add("--batch-size", default=64, help="default: %(default)s", **count)
     add("--parallel", default=1, help="runs at a time (default: %(default)s)", **count)
-    text = "for DATASET.md, .json and .png, and the runs in DATASET/ (default: %(default)s)"
+    text = "for DATASET.json and .png, and the runs in DATASET/ (default: %(default)s)"
     add("--output", type=path, default=Path("results/floor"), metavar="DIR", help=text)
     return parser.parse_args(arguments)
 
 
 def run(arguments: Sequence[str]) -> None:
-    """Train all pairs and write the page, its values and its figure."""
+    """Train all pairs and write the values and the figure."""
     own, extra = split_at_dashes(arguments)  # the options behind them are for the runs
     options = parse(own)
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # of the runs: sums depend on the threads
@@ -54,8 +52,8 @@ def run(arguments: Sequence[str]) -> None:
         results = collect(by_seed)
     results["dataset"] = options.dataset
     results["command"] = " ".join(["python -m experiments.floor_of_chance", *arguments])
-    pages.write(target, WORDS, parts(results), results, draw)
-    print(parts(results)["verdicts"])
+    pages.write_values(target, results, draw)
+    print(table(results))
 
 
 def collect(by_seed: Dict[int, Sequence[Job]]) -> Results:

@@ -1,15 +1,14 @@
-"""The parts of docs/results/floor/*.md, and the figure, computed from the results."""
+"""What docs/results/floor.md shows of a data set, and its figure, computed from the results."""
 
 import textwrap
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict
 
 import numpy as np
 
 from experiments import pages
 from experiments.floor_of_chance.compare import (
     QUANTITIES,
-    Quantity,
     Results,
     against_floor,
     magnitudes,
@@ -24,9 +23,6 @@ seed {seed} are equal after every epoch."""
 OTHER_BITS = """\
 **Float32 trained again without a disturbance does not end with the same bits** (seed {seed}). Runs
 do not repeat on this machine, so a part of the floor is not due to the disturbance."""
-HEAD = ["float32 against", "at the start", "after epoch 1", "after the last epoch"]
-HEAD += ["minus the floor", "p (differ)", "p (equivalent)", "verdict"]
-
 # The floor is a wide grey band, on which the lines of the dtypes are drawn.
 STYLES = {
     "floor": {"color": SUPPORT, "linewidth": 5},
@@ -37,39 +33,20 @@ STYLES = {
 }
 
 
-def parts(results: Results) -> pages.Parts:
-    """Return the parts of the page."""
-    rows, about, seeds = results["rows"], results["about"], results["seeds"]
-    return {
-        "title": f"# The noise floor: {results['dataset']}",
-        "setting": f"{results['model']} on {results['data']}, batch {results['batch']}, "
+def part(results: Results, picture: str) -> str:
+    """Return what one data set shows: its table, its figure in a file, and how it was measured."""
+    about, seeds = results["about"], results["seeds"]
+    texts = [
+        f"{results['model']} on {results['data']}, batch {results['batch']}, "
         f"{results['epochs']} epochs; seeds: {', '.join(seeds)}.",
-        "bits": (SAME_BITS if results["identical"] else OTHER_BITS).format(seed=seeds[0]),
-        "figure": f"![Distances from float32 by epoch]({results['dataset']}.png)",
-        "verdicts": "\n".join(f"- {sentence(results, name)}" for name in rows if name != "floor"),
-        **{quantity.name: table(results, quantity) for quantity in QUANTITIES},
-        "measured": f"{about['date']}, {results['hardware']}, {about['system']}, Python "
+        (SAME_BITS if results["identical"] else OTHER_BITS).format(seed=seeds[0]),
+        table(results),
+        f"![Distances from float32 by epoch]({picture})",
+        f"Measured on {about['date']}, {results['hardware']}, {about['system']}, Python "
         f"{about['python']}, MXNet {about['mxnet']}, gluon_amp {about['gluon_amp']}, numpy "
         f"{about['numpy']}. Command: `{results['command']}`.",
-    }
-
-
-def sentence(results: Results, name: str) -> str:
-    """Return what the comparisons of a row with the floor show."""
-    row, floor = results["rows"][name], results["rows"]["floor"]
-    comparisons = [against_floor(results, name, quantity) for quantity in QUANTITIES]
-    details = []
-    for quantity, comparison in zip(QUANTITIES, comparisons):
-        ends = [magnitudes(results, each, quantity)[:, -1].mean() for each in (name, "floor")]
-        numbers = " against ".join(map(_number, ends))
-        details.append(f"{quantity.title.lower()} {numbers}, {verdict(comparison)}")
-    same = all(comparison.equivalent and not comparison.differs for comparison in comparisons)
-    summary = " is indistinguishable from the floor" if same else ""
-    tops = " against ".join(f"{_mean_of(each, 'top1'):.2f}" for each in (row, floor))
-    return (
-        f"**{row['label']}**{summary}: {'; '.join(details)}. Top-1 {tops} %; "
-        f"{_mean_of(row, 'skipped_steps'):.1f} steps were skipped."
-    )
+    ]
+    return "\n\n".join(texts)
 
 
 def verdict(comparison: Comparison) -> str:
@@ -80,25 +57,25 @@ def verdict(comparison: Comparison) -> str:
     return f"{side} the floor{' but within the margin' if comparison.equivalent else ''}"
 
 
-def table(results: Results, quantity: Quantity) -> str:
-    """Return the table of a quantity, a line for each row."""
+def table(results: Results) -> str:
+    """Return a line for each row: the distances at the end, and their verdicts."""
     lines = []
     for name, row in results["rows"].items():
-        values = magnitudes(results, name, quantity)
-        last = values[:, -1]
-        cells = [row["label"], _number(values[:, 0].mean()), _number(values[:, 1].mean())]
-        cells.append(f"{_number(last.mean())} [{_number(last.min())}, {_number(last.max())}]")
-        tests = ["–"] * 4 if name == "floor" else _tests(against_floor(results, name, quantity))
-        lines.append(cells + tests)
-    return pages.table(HEAD, lines)
-
-
-def _tests(comparison: Comparison) -> List[str]:
-    difference = f"{comparison.difference:+.2g}"
-    if comparison.low is None:
-        return [difference, "–", "–", str(comparison)]
-    interval = f"{difference} ({comparison.low:+.2g} to {comparison.high:+.2g})"
-    return [interval, f"{comparison.p:.3f}", f"{comparison.p_tost:.3f}", str(comparison)]
+        cells = [row["label"]]
+        for quantity in QUANTITIES:
+            cell = _number(magnitudes(results, name, quantity)[:, -1].mean())
+            if name != "floor":
+                comparison = against_floor(results, name, quantity)
+                interval = f"{comparison.difference:+.2g}"
+                if comparison.low is not None:
+                    interval += f" ({comparison.low:+.2g} to {comparison.high:+.2g})"
+                cell += f", {interval}, {verdict(comparison)}"
+            cells.append(cell)
+        lines.append(
+            [*cells, f"{_mean_of(row, 'top1'):.2f}", f"{_mean_of(row, 'skipped_steps'):.1f}"]
+        )
+    heads = [f"{quantity.title.lower()} ({quantity.unit})" for quantity in QUANTITIES]
+    return pages.table(["float32 against", *heads, "top-1 (%)", "skipped steps"], lines)
 
 
 def _number(value: float) -> str:

@@ -29,7 +29,7 @@ COMMAND = """scripts/train_imagenet.py --dataset digits --kv-store horovod
 --batch-size 128 --log-interval 1 --save-batches 2"""
 LEAST = 97.0  # percent of the validation images
 # A worker is killed in the middle of these epochs of 24, which have 6 batches.
-KILLS = [Kill(1, "Epoch[7] Batch [3]"), Kill(0, "Epoch[15] Batch [2]")]
+KILLS = [Kill(1, "Epoch 8/24  batch 4/6"), Kill(0, "Epoch 16/24  batch 3/6")]
 SENTENCE = "another worker has ended or cannot be reached"
 
 LONGEST = 1200.0  # seconds of a training
@@ -99,7 +99,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     command = [str(python), "-m", "pytest", "-k", "horovod", *TESTS]
     if subprocess.run(command, cwd=ROOT).returncode:
         raise UsageError(f"a test of {' or '.join(TESTS)} failed.")
-    pages.write(pages.DOCS / "results" / "horovod", "results/horovod.md", parts())
+    pages.write(pages.DOCS / "how_to" / "horovod", "how_to/horovod.md", parts())
     return 0
 
 

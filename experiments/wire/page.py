@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 from experiments.pages import Parts, Values, table
-from experiments.wire.networks import NETWORKS
 from experiments.wire.scaling import (
     WIRE_BYTES,
     WORKERS,
@@ -25,7 +24,6 @@ CLUSTERS: Dict[str, Cluster] = {
     for name, parameters in (("ResNet-50 v1", 25.6e6), ("BERT-base", 110e6))
     for bits in (10, 100)
 }
-SHOWN = (2, 8, 64, 1024)
 MARKERS = ("o", "s", "^", "D")
 LINES = ("-", "--", ":")  # one for each exchange
 
@@ -43,45 +41,30 @@ def parts(results: Values) -> Parts:
 
 
 def errors(sums: List[Values]) -> str:
-    """Return the table of errors; a row has the sum without and with the division before."""
-    head = ["network", "policy", "wire", "added", "workers", "error (norm)", "largest error"]
-    head += ["median error", "lost", "not finite", "predivided: error (norm)", "lost", "not finite"]
-    divided = {_key(row): row for row in sums if row["predivided"]}
-    lines = []
+    """Return the table of errors: for each wire and order, the worst of all networks."""
+    counts = sorted({row["workers"] for row in sums})
+    found: Dict[Tuple, Dict[int, List[Values]]] = {}
     for row in sums:
-        alone = row["workers"] == 2  # the sum of two has one order
-        if row["predivided"] or (alone and row["order"] != "one after another"):
-            continue
-        cells = [NETWORKS[row["network"]].title, f"`{row['policy']}`", row["wire"]]
-        cells += ["in any way" if alone else row["order"], str(row["workers"])]
-        cells += [f"{row[field]:.1e}" for field in ("norm", "largest", "median")]
-        cells += _losses(row)
-        other = divided.get(_key(row))
-        lines.append(cells + ([f"{other['norm']:.1e}", *_losses(other)] if other else ["–"] * 3))
-    return table(head, lines, words=4)
-
-
-def _key(row: Values) -> Tuple:
-    return tuple(row[field] for field in ("network", "policy", "wire", "order", "workers"))
-
-
-def _losses(row: Values) -> List[str]:
-    return [f"{row['lost']:.3%}", str(row["overflowed"])]
+        if not row["predivided"]:
+            rows = found.setdefault((row["wire"], row["order"]), {})
+            rows.setdefault(row["workers"], []).append(row)
+    lines = []
+    for (wire, order), rows in found.items():
+        worst = [max((row["norm"] for row in rows[count]), default=0.0) for count in counts]
+        lost = max(row["lost"] for each in rows.values() for row in each)
+        lines.append([wire, order, *(f"{norm:.1e}" for norm in worst), f"{lost:.3%}"])
+    head = ["wire", "added", *(f"{count} workers" for count in counts), "lost, at most"]
+    return table(head, lines, words=2)
 
 
 def simulation() -> str:
-    """Return the table of the formula: shares of the exchange, and where they are a half."""
-    head = ["network, link", "exchange", "wire"]
-    head += [f"step of {count:,} (share)" for count in SHOWN] + ["half of the step with"]
-    lines = []
-    for name, cluster in CLUSTERS.items():
-        for exchange in EXCHANGES:
-            for dtype in WIRE_BYTES:
-                steps = [step(cluster, exchange, dtype, count) for count in SHOWN]
-                cells = [f"{one.seconds:.3g} s ({one.share:.0%})" for one in steps]
-                where = in_words(half(cluster, exchange, dtype))
-                lines.append([name, title(exchange), dtype, *cells, where])
-    return table(head, lines, words=3)
+    """Return the table of the formula: with how many workers the exchange is half of a step."""
+    lines = [
+        [name, title(exchange), *(in_words(half(cluster, exchange, d)) for d in WIRE_BYTES)]
+        for name, cluster in CLUSTERS.items()
+        for exchange in EXCHANGES
+    ]
+    return table(["network, link", "exchange", *WIRE_BYTES], lines, words=2)
 
 
 @styled()

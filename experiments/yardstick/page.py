@@ -5,7 +5,7 @@ from statistics import median
 from typing import Any, Dict, List
 
 from experiments import pages
-from experiments.yardstick.measure import POLICIES, WATCHED
+from experiments.yardstick.measure import POLICIES
 from gluon_amp.inspection.figures import COLOURS
 from gluon_amp.training.tables.figure import new_figure, styled
 
@@ -19,9 +19,7 @@ def parts(values: pages.Values) -> pages.Parts:
     seconds = sum(network["seconds"] for network in networks.values())
     checks = [network[state]["check"] for network in networks.values() for state in STATES]
     return {
-        "losses": losses(networks),
         "gradients": gradients(networks),
-        "watch": watch(networks),
         "outputs": outputs(networks),
         "check": f"{min(checks):.0f} to {max(checks):.0f} dB",
         "count": f"{len(networks)}",
@@ -40,40 +38,18 @@ def both(networks: Dict[str, Any], name: str) -> str:
     )
 
 
-def losses(networks: Dict[str, Any]) -> str:
-    """Return the table of the losses: dB of each network, initial and trained."""
+def gradients(networks: Dict[str, Any]) -> str:
+    """Return the table of the gradients: the median dB of the layers, and that of `amp.watch`."""
     lines = []
     for name, network in networks.items():
-        cells = [
-            " / ".join(f"{network[state]['formats'][each]['loss']:.0f}" for state in STATES)
-            for each in POLICIES
-        ]
+        cells = []
+        for each in POLICIES:
+            medians = [median(network[state]["formats"][each]["layers"]) for state in STATES]
+            watched = network["trained"]["watch"].get(each)
+            watch = f" ({median(watched):.0f})" if watched else ""
+            cells.append(" / ".join(f"{round(value)}" for value in medians) + watch)
         lines.append([name, *cells])
     return pages.table(["network", *POLICIES], lines)
-
-
-def gradients(networks: Dict[str, Any]) -> str:
-    """Return the table of the gradients: the median and the lowest dB of the layers."""
-    lines = []
-    for name, network in networks.items():
-        for state in STATES:
-            layers = [network[state]["formats"][each]["layers"] for each in POLICIES]
-            cells = [f"{round(median(found))} ({round(min(found))})" for found in layers]
-            lines.append([name, state, f"{len(network['layers'])}", *cells])
-    return pages.table(["network", "weights", "layers", *POLICIES], lines, words=2)
-
-
-def watch(networks: Dict[str, Any]) -> str:
-    """Return the table of medians beside those of `amp.watch`, of trained networks."""
-    lines = []
-    for name, network in networks.items():
-        found = network["trained"]
-        cells = [
-            f"{median(found['formats'][each]['layers']):.0f} / {median(found['watch'][each]):.0f}"
-            for each in WATCHED
-        ]
-        lines.append([name, *cells])
-    return pages.table(["network", *WATCHED], lines)
 
 
 def outputs(networks: Dict[str, Any]) -> str:

@@ -80,10 +80,10 @@ def test_links_lead_somewhere(tmp_path):
 FILES = re.compile(r"`((?:gluon_amp|tests|scripts|experiments|notebooks)/[\w/.]*)`")
 
 
-@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "docs/how_it_works.md"])
+@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "docs/internals/index.md"])
 def test_files_that_a_document_names_exist(document):
     names = FILES.findall(text_of(document))
-    assert len(names) > 3
+    assert len(names) > 1
     assert [name for name in names if not (ROOT / name).exists()] == []
 
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from experiments.benchmarks import command, families, limit, profile, work
+from experiments.benchmarks import command, families, limit, profile, report, work
 from experiments.benchmarks.suites import DTYPES, REFERENCE, SUITES, build_suite
 
 import mxnet as mx
@@ -54,9 +54,9 @@ def test_a_small_suite_writes_its_page(benchmark, tmp_path):
     ratio = result["ratios"][0]
     over, under = (cases[ratio[end]]["seconds"] for end in ("over", "under"))
     assert ratio["values"] == [a / b for a, b in zip(over, under)]
-    page = (tmp_path / "step_mobilenet0.25.md").read_text()
-    assert "![Training step, mobilenet0.25, batch 2, 32 px](step_mobilenet0.25.png)" in page
-    assert f"--output {tmp_path}`: 2 rounds" in page and "speed, higher is better" in out
+    part = report.part(result, report.ratio_table(result), "step.png")
+    assert "![Training step, mobilenet0.25, batch 2, 32 px](step.png)" in part
+    assert f"2 rounds, `{result['command']}`: " in part and "speed, higher is better" in out
     assert (tmp_path / "step_mobilenet0.25.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -89,7 +89,7 @@ def peer(tmp_path):
 def test_small_families_beside_a_peer(benchmark, tmp_path, peer, monkeypatch):
     monkeypatch.setenv("DNNL_MAX_CPU_ISA", "AVX2")
     words = [*SMALL.split(), "--suite", "families", "--peer-python", peer, "--output", tmp_path]
-    status, _, err = benchmark(*words)
+    status, out, err = benchmark(*words)
     assert status == 0, err
     result = json.loads((tmp_path / "families-avx2.json").read_text())
     assert {"avx512f", "amx_bf16"}.isdisjoint(result["machine"]["instructions"])
@@ -101,16 +101,10 @@ def test_small_families_beside_a_peer(benchmark, tmp_path, peer, monkeypatch):
     failed = "mobilenet0.25, image, PyTorch float32"
     assert result["left_out"][failed] == f"{failed}: no such network"
     assert str(peer) not in result["command"] and "--peer-python PYTHON" in result["command"]
-    page = (tmp_path / "families-avx2.md").read_text()
     assert (tmp_path / "families-avx2.png").read_bytes().startswith(b"\x89PNG")
-    for part in (
-        "# Network families, AVX2",
-        "(families-avx2.png)",
-        "## Training step",
-        "| 250.0 |",
-        "PyTorch 0.0",
-    ):
-        assert part in page
+    tables = families.tables(result)
+    assert tables in out and "| 250.0 |" in tables and "PyTorch 0.0" in result["machine"]["peer"]
+    assert families.memory(result).splitlines()[-1].startswith("| mobilenet0.25 | ")
 
 
 def test_without_instructions_only_ours_is_measured_in_bfloat16():
@@ -163,12 +157,13 @@ def test_products_are_counted(make, shape, forward, step):
 
 
 def test_the_time_of_the_products_is_beside_that_of_a_step():
+    case = {"network": "n", "batch": 2, "pixels": 8, "products": 3e9}
     cases = [
-        {"label": f"n, training, {variant}", "network": "n", "median_seconds": s, "products": 3e9}
-        for variant, s in ((families.STOCK, 0.1), (families.FUSED, 0.05))
+        {**case, "label": f"n, training, {name}", "median_seconds": s, "seconds": [s]}
+        for name, s in ((families.STOCK, 0.1), (families.FUSED, 0.05))
     ]
-    table = families.limits(families.Results(cases), "training", 1e11)
-    assert table.splitlines()[-1] == "| n | 30.0 | 0.30 | 0.60 |"
+    table = families.networks(families.Results(cases), 1e11)
+    assert table.splitlines()[-1] == "| n | 2 | 8 | 100.0 | 50.0 | 0.60 |"
 
 
 @pytest.mark.parametrize(

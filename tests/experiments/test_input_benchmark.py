@@ -44,7 +44,7 @@ def test_the_program_writes_a_page(tmp_path, monkeypatch):
     page = tmp_path / "input.md"
     assert input_benchmark.main(["--rounds", "2", "--output", str(page)]) == 0
     text = page.read_text()
-    assert "- Input: <!-- input -->8 JPEGs of 32×32 pixels, " in text
+    assert "<!-- input -->8 JPEGs of 32×32 pixels, " in text
     assert "batches of <!-- output -->4 images of 16×16; 2 batches a round" in text
     assert "`python -m experiments.input_benchmark --rounds 2 --output" in text
     assert len(re.findall(r"^\| \d \| \d+ \| \d+ \| \d+ \| \d+\.\d\d \|$", text, re.M)) == 2
