@@ -11,6 +11,7 @@ from mkdocs.utils import get_relative_url
 ROOT = Path(__file__).parents[1]
 # Runs write below docs/results/*/, so folders are named rather than searched.
 PAGES = ("*.md", *(f"docs/{folder}*.md" for folder in ("", "*/", "*/*/")))
+APART = "docs/internals"  # for those who change the code; they read it in the repository
 PATTERNS = (
     *(*PAGES, "CITATION.cff"),
     *(f"docs/{folder}*.{kind}" for folder in ("", "*/", "*/*/") for kind in ("png", "svg")),
@@ -26,7 +27,8 @@ SHOWN = {"BY_DTYPE": "'dynamic' or None"}
 def paths(*patterns: str) -> list:
     """Return the files that match, relative to the repository; none of an earlier site."""
     found = (path.relative_to(ROOT) for pattern in patterns for path in ROOT.glob(pattern))
-    return sorted(path.as_posix() for path in found if "_build" not in path.parts)
+    names = (path.as_posix() for path in found if "_build" not in path.parts)
+    return sorted(name for name in names if not name.startswith(APART))
 
 
 def leaves(nav) -> list:
@@ -86,6 +88,8 @@ class Defaults(griffe.Extension):
 
     def on_package_loaded(self, *, pkg, **kwargs):
         for function in functions(pkg):
+            known = (each for each in function.parameters if each.name != "others")
+            function.parameters = griffe.Parameters(*known)  # without wrong arguments
             for parameter in function.parameters:
                 name = str(parameter.default)
                 if name.isupper() and name.isidentifier():

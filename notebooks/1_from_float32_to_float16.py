@@ -441,7 +441,7 @@ for name, accuracy, images in (("ImageNet", 0.7618, 50_000), ("digits", 0.96, le
 
 # %% [markdown]
 # Experiments with many seeds are in
-# [the digits in three dtypes](../docs/results/digits/results.md) and
+# [the digits in three dtypes](../docs/results.md#the-digits-float16-and-bfloat16) and
 # [what masters and loss scaling are for](../docs/results/ablation.md).
 #
 # ## Summary

@@ -408,7 +408,7 @@ assert agree >= 0.97 * len(before)
 #
 # The same from the command line, with real data: `python scripts/fine_tune.py`,
 # see [the guide](../docs/guide/fine_tune.md). Why the loss has a scale:
-# [Loss scaling, seen](3_loss_scaling_seen.ipynb).
+# [Watching loss scaling work](3_loss_scaling_seen.ipynb).
 #
 # ## Exercises
 #

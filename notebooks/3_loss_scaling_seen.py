@@ -12,7 +12,7 @@
 # ---
 
 # %% [markdown]
-# # Loss scaling, seen
+# # Watching loss scaling work
 #
 # float16 ends at 65504 and has no values below 2^-24. Gradients may be
 # smaller, so the loss is multiplied by a *scale* before the backward pass, and

@@ -28,7 +28,7 @@
 # Speeds are relative to float32 under `amp.Trainer`; higher is better. This
 # baseline has the same optimizer as the other dtypes. Its update is faster than
 # that of stock float32, the main baseline of
-# [docs/benchmarks](../docs/benchmarks/families.md), so the relative speeds here
+# [docs/benchmarks](../docs/speed.md), so the relative speeds here
 # are lower than those there.
 
 # %% tags=["parameters"] short={"BATCHES": [1, 8], "REPEATS": 1, "PIXELS": 32, "INPUTS": [0.4, 4]}
