@@ -56,7 +56,7 @@ def test_a_run_that_diverges_ends_with_one_sentence(fashion, tmp_path, capsys, r
 )
 def test_a_full_disk(options, status, sentence, fashion, small_disk, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with small_disk(200):
+    with small_disk(2000 if "--save-dir" in options else 200):  # args.yaml is written first
         assert train.main([*fashion, *options.split()]) == status
     captured = capsys.readouterr()
     assert sentence in captured.out + captured.err
