@@ -257,7 +257,7 @@ class ImageReporter(Reporter):
         summary = super().end(last)
         left = BATCHNORM_MOMENTUM**self.loop.steps
         if self.loop.steps and left > 0.01 and self.observed["batchnorm"] != "none":
-            log.logger.info(UNSETTLED, self.loop.steps, "s"[: self.loop.steps - 1], 100 * left)
+            log.logger.info(UNSETTLED, self.loop.steps, "s" * (self.loop.steps != 1), 100 * left)
         return summary
 
     def outputs(self, summary: SimpleNamespace) -> List[Output]:
