@@ -5,6 +5,10 @@ import time
 from math import prod
 from typing import Callable, Dict, List, Tuple
 
+from experiments.standalone import compat
+
+compat.restore()  # as in `work`
+
 import mxnet as mx
 from mxnet import nd
 
