@@ -255,8 +255,10 @@ class ImageReporter(Reporter):
 
     def end(self, last: Validation) -> SimpleNamespace:
         summary = super().end(last)
-        left = BATCHNORM_MOMENTUM**self.loop.steps
-        if self.loop.steps and left > 0.01 and self.observed["batchnorm"] != "none":
+        recipe, left = self.recipe, BATCHNORM_MOMENTUM**self.loop.steps
+        own = recipe.from_scratch or not (recipe.use_pretrained or recipe.pretrained_file)
+        learns = own and recipe.resume_epoch is None and self.observed["batchnorm"] != "none"
+        if self.loop.steps and left > 0.01 and learns:
             log.logger.info(UNSETTLED, self.loop.steps, "s" * (self.loop.steps != 1), 100 * left)
         return summary
 

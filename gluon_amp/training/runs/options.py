@@ -4,6 +4,7 @@
 """
 
 import argparse
+import functools
 import json
 import math
 import sys
@@ -158,7 +159,7 @@ class Options:
         except KeyError:
             raise AttributeError(f"a recipe has no option {name!r}") from None
 
-    @property
+    @functools.cached_property
     def dtype(self) -> str:
         """The dtype that was asked for, or else the one for float32's values on these devices."""
         return self.mapping["dtype"] or devices.default_dtype(self.mapping)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from gluon_amp.inspection.doctor.advice import Recommendation
-from gluon_amp.training.console import train, train_text
+from gluon_amp.training.console import fine_tune, train, train_text
 from gluon_amp.training.runs import devices
 from gluon_amp.training.runs.language import recipe as language
 from gluon_amp.training.runs.recipe import read
@@ -88,3 +88,5 @@ def test_a_run_of_few_updates_says_that_it_cannot_be_judged(capsys):
     assert train.main(words) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "After 2 updates, BatchNorm's running statistics still hold 81 %" in out
+    assert fine_tune.main("--num-epochs 1 --max-batches 2".split()) == 0
+    assert "running statistics" not in capsys.readouterr().out  # they are those of the weights
